@@ -1,0 +1,179 @@
+"""The pages in a browser, opened from the folder: nothing is asked of any network, nothing fails, nothing sticks out, everyone can use them."""
+
+import functools
+import os
+import shutil
+
+import pytest
+from site_fixtures import built, pages
+from test_site import PAGES
+
+NO_BROWSER = os.environ.get("MINIGPT_NO_BROWSER") == "1"
+pytestmark = pytest.mark.skipif(NO_BROWSER, reason="MINIGPT_NO_BROWSER=1")
+
+FLAGS = ("--no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
+         "--disable-sync").split()
+WIDE, PHONE = dict(width=1400, height=900), dict(width=390, height=844)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    if path is None:
+        pytest.fail("The browser tests need Chromium (Debian: apt-get install chromium), or MINIGPT_NO_BROWSER=1 to do without them.", pytrace=False)
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=path, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser):
+    "Opens pages from the folder; at the end, nothing may have failed and nothing may have been asked from elsewhere."
+    contexts, problems = [], []
+
+    def open_page(size=WIDE, theme="light", **options):
+        context = browser.new_context(viewport=size, color_scheme=theme, **options)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("console", lambda m: problems.append(f"console: {m.text}") if m.type in ("error", "warning") else None)
+        page.on("pageerror", lambda e: problems.append(f"error: {e}"))
+        page.on("request", lambda r: problems.append(f"request: {r.url}") if not r.url.startswith(("file://", "data:")) else None)
+        page.on("requestfailed", lambda r: problems.append(f"failed: {r.url}"))
+        return page
+
+    yield open_page
+    for context in contexts: context.close()
+    assert problems == []
+
+
+def url(name: str) -> str: return (built() / name).as_uri()
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["1400", "390"])
+def test_every_page(visit, size, theme):
+    page = visit(size, theme)
+    for name in PAGES:
+        page.goto(url(name))
+        page.evaluate("document.fonts.ready")
+        assert page.evaluate("document.documentElement.scrollWidth") <= size["width"], f"{name} is wider than {size['width']} pixels"
+        beyond = page.evaluate("""(width) => [...document.querySelectorAll('main *')].filter(e => !e.closest('pre, .mg-scroll, .mg-eq, svg, math, .mg-code')
+            && e.getBoundingClientRect().right > width + 1 && getComputedStyle(e).display !== 'none').map(e => e.outerHTML.slice(0, 100))""", size["width"])
+        assert beyond == [], name
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor.match(/\\d+/g).slice(0, 3).every(v => v < 60)")
+        assert dark == (theme == "dark"), name
+        assert page.locator("h1").is_visible()
+        assert page.evaluate("[...document.querySelectorAll('math')].length == 0 || document.fonts.check('16px \"Book Math\"')"), name
+
+
+def test_search_from_a_folder(visit):
+    page = visit()
+    page.goto(url("layers.html"))
+    page.keyboard.press("/")
+    page.keyboard.type("softmax")
+    first = page.locator(".mg-results a").first
+    first.wait_for()
+    assert first.get_attribute("href") == "layers.html#softmax" and "defined in" in first.inner_text()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/layers.html#softmax")
+    box = page.locator("#softmax").bounding_box()
+    assert -200 < box["y"] < 900
+    # a phrase of prose, from another page, on a phone
+    page = visit(PHONE)
+    page.goto(url("pictures.html"))
+    phrase = " ".join(page.locator("main > p").first.inner_text().split()[:5]).strip(".,:;")
+    page.goto(url("layers.html"))
+    page.fill("#search", phrase)
+    page.locator(".mg-results a").first.wait_for()
+    assert page.locator(".mg-results a").first.get_attribute("href").startswith("pictures.html")
+    assert page.locator(".mg-results mark").count() > 0
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.keyboard.press("Escape")
+    assert page.locator(".mg-results").is_hidden()
+    page.fill("#search", "nothing has such a name")
+    page.locator(".mg-results p").wait_for()
+    assert page.locator(".mg-results").inner_text() == "Nothing found"
+
+
+def test_dark_theme_is_remembered(visit):
+    page = visit()
+    page.goto(url("layers.html"))
+    ground = functools.partial(page.evaluate, "getComputedStyle(document.body).backgroundColor")
+    light, toggle = ground(), page.get_by_role("button", name="Dark theme")
+    assert toggle.get_attribute("aria-pressed") == "false"
+    toggle.click()
+    dark = ground()
+    assert dark != light and toggle.get_attribute("aria-pressed") == "true"
+    page.goto(url("attention.html"))
+    assert ground() == dark and page.get_by_role("button", name="Dark theme").get_attribute("aria-pressed") == "true"
+    page.get_by_role("button", name="Dark theme").click()
+    page.reload()
+    assert ground() == light
+
+
+def test_menu_and_contents_on_a_phone(visit):
+    page = visit(PHONE)
+    page.goto(url("attention.html"))
+    side, menu = page.locator(".mg-side"), page.get_by_role("button", name="Chapters")
+    assert side.is_hidden() and page.locator(".mg-toc ul").is_hidden()
+    menu.focus()
+    page.keyboard.press("Enter")
+    assert side.is_visible() and menu.get_attribute("aria-expanded") == "true"
+    page.keyboard.press("Escape")
+    assert side.is_hidden() and page.evaluate("document.activeElement.className") == "mg-menu"
+    menu.click()
+    page.locator(".mg-side a", has_text="layers").first.click()
+    page.wait_for_url("**/layers.html")
+    page.locator(".mg-toc summary").click()
+    link = page.locator(".mg-toc a").nth(1)
+    link.click()
+    assert page.url.endswith(link.get_attribute("href"))
+
+
+def test_code_is_copied(visit):
+    page = visit(permissions=["clipboard-read", "clipboard-write"])
+    page.goto(url("layers.html"))
+    block = page.locator(".mg-exported").first
+    block.hover()
+    block.locator(".mg-copy").click()
+    page.wait_for_function("document.querySelector('.mg-exported .mg-copy').textContent === 'Copied'")
+    assert page.evaluate("navigator.clipboard.readText()").replace("\r\n", "\n") == block.locator("pre").text_content()
+
+
+def test_the_text_needs_no_script(browser):
+    context = browser.new_context(viewport=WIDE, java_script_enabled=False)
+    page = context.new_page()
+    page.goto(url("attention.html"))
+    assert page.locator("h1").is_visible() and page.locator(".mg-side a").first.is_visible() and page.locator(".mg-toc a").first.is_visible()
+    assert page.locator(".mg-copy").first.is_hidden() and page.locator(".mg-search").is_hidden()
+    context.close()
+
+
+def test_keyboard_reaches_the_text_first(visit):
+    page = visit()
+    page.goto(url("attention.html"))
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.textContent") == "Skip to the text"
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "content"
+    stuck = page.evaluate("""[...document.querySelectorAll('pre, .mg-scroll, .mg-eq')]
+        .filter(e => e.scrollWidth > e.clientWidth + 1 && e.tabIndex < 0).length""")
+    assert stuck == 0
+
+
+@pytest.mark.parametrize("name, size, theme", [("attention.html", WIDE, "light"), ("attention.html", PHONE, "dark"),
+                                               ("pictures.html", PHONE, "light"), ("pictures.html", WIDE, "dark")])
+def test_accessible(visit, name, size, theme):
+    from axe_playwright_python.sync_playwright import Axe
+    page = visit(size, theme)
+    page.goto(url(name))
+    # preload would fetch the style sheets, which a page opened from a folder must not; the thousands of coloured pieces of code
+    # take minutes, and test_site checks their few colours
+    results = Axe().run(page, context={"exclude": [[".mg-code code span"]]}, options={"preload": False})
+    assert results.violations_count == 0, results.generate_report()
+
+
+def test_every_page_was_opened(): assert set(PAGES) == set(pages())

@@ -1,0 +1,418 @@
+"""The website: complete, without dead links or outside requests, without leftovers of any notation."""
+
+import configparser
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from site_fixtures import ROOT, built, notebook, pages, project, soup
+from tools import site
+from tools.mathml import MathError, to_mathml
+from tools.pages import Book, Chapter, Page, SiteError, dead_links, frame
+
+NOTEBOOKS = sorted(p.name for p in (ROOT / "nbs").glob("*.ipynb"))
+PAGES = [re.sub(r"^\d+[a-zA-Z0-9]*_", "", n.lower()).replace(".ipynb", ".html") for n in NOTEBOOKS]  # nbdev's rule
+
+
+def prose(name: str) -> str:
+    "What a reader sees on a page outside code, outputs and drawings."
+    page = BeautifulSoup(pages()[name], "html.parser")
+    for tag in page.find_all(["pre", "code", "svg", "script", "style", "math"]): tag.decompose()
+    return page.get_text("\n")
+
+
+# -- the site of the book -----------------------------------------------------------------------------------------------
+
+def test_every_notebook_has_its_page():
+    assert sorted(pages()) == sorted(PAGES) and len(set(PAGES)) == len(NOTEBOOKS) > 0
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_sidebar_lists_every_page_once(name):
+    links = [a["href"] for a in soup(name).select("nav.mg-side a")]
+    assert sorted(links) == sorted(PAGES)
+    assert [a["href"] for a in soup(name).select("nav.mg-side a[aria-current=page]")] == [name]
+
+
+def test_no_dead_link_or_fragment():
+    files = {p.relative_to(built()).as_posix(): "" for p in built().rglob("*") if p.is_file()} | pages()
+    assert dead_links(files) == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_previous_and_next_follow_the_sidebar(name):
+    order = [a["href"] for a in soup(name).select("nav.mg-side a")]
+    steps = {a["rel"][0]: a["href"] for a in soup(name).select("nav.mg-step a")}
+    at = order.index(name)
+    assert steps == ({"prev": order[at - 1]} if at else {}) | ({"next": order[at + 1]} if at + 1 < len(order) else {})
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_nothing_is_loaded_from_elsewhere(name):
+    loaded = [t.get(a) for t in soup(name).find_all(True) for a in ("src", "srcset", "data", "poster") if t.get(a)]
+    loaded += [t["href"] for t in soup(name).find_all("link") if t.get("href")]
+    loaded += [t.get(a) for t in soup(name).select("image, use") for a in ("href", "xlink:href") if t.get(a)]
+    loaded += re.findall(r"url\(\s*['\"]?([^'\")]+)", pages()[name])
+    assert [u for u in loaded if not u.startswith(("data:", "#")) and re.match(r"[a-z]+:|/", u)] == []
+    local = [u for u in loaded if not u.startswith(("data:", "#"))]
+    assert local and all((built() / u).is_file() for u in local)
+
+
+def test_styles_and_scripts_ask_for_nothing_elsewhere():
+    for path in [*built().rglob("*.css"), *built().rglob("*.js")]:
+        if path.name == "search.js": continue
+        text = path.read_text(encoding="utf-8")
+        for u in re.findall(r"url\(\s*['\"]?([^'\")]+)", text): assert (path.parent / u).is_file(), (path, u)
+        assert "@import" not in text and "fetch(" not in text and "XMLHttpRequest" not in text, path
+        assert [u for u in re.findall(r"https?://[^\s'\")]+", text) if "openfontlicense" not in u] == [], path
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_notation_is_left_over(name):
+    text = prose(name)
+    for pattern in (r"\$\$", r"\\[a-zA-Z]{2,}", r"\\[()\[\]]", r"(?<!\w)@(fig|eq|tbl|sec|lst)-", r":::", r"\{#", r"\{\.", r"#\|", r"\*\*\w", r"^#+ ",
+                    r"\]\(", r"\[\^\w+\]", r"```", r"\$\w+\$", r"WARNING: THIS FILE"):
+        assert (found := re.search(pattern, text, re.M)) is None, (pattern, text[max(0, found.start() - 60):found.end() + 60])
+    assert not soup(name).select(".math, mg-kept, .quarto-unresolved-ref, .cell-output-error")
+    code = [t.get_text() for t in soup(name).select(".mg-code pre")]
+    assert not [c for c in code if re.search(r"^\s*#\|", c, re.M)]
+    assert "Traceback (most recent call last)" not in "".join(t.get_text() for t in soup(name).select(".cell-output"))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_headings_are_in_order(name):
+    levels = [int(h.name[1]) for h in soup(name).find_all(re.compile("^h[1-6]$"))]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(b <= a + 1 for a, b in zip(levels, levels[1:])), levels
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_ids_are_unique(name):
+    ids = re.findall(r'\sid="([^"]+)"', pages()[name])
+    assert sorted(ids) == sorted(set(ids))
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_pictures_say_what_is_to_be_seen(name):
+    for picture in soup(name).select("main svg:not(svg svg), main img"):
+        text = picture.get("aria-label") or picture.get("alt") or ""
+        assert len(text.strip()) > 10 or picture.get("aria-hidden") == "true", str(picture)[:200]
+    for figure in soup(name).select("figure.mg-figure"): assert figure.figcaption is not None and figure.figcaption.get_text().strip()
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_the_version_of_the_package_is_shown(name):
+    settings = configparser.ConfigParser(interpolation=None)
+    settings.read(ROOT / "settings.ini", encoding="utf-8")
+    footer = soup(name).select_one("footer.mg-foot").get_text()
+    assert f"{settings['DEFAULT']['lib_name']} {settings['DEFAULT']['version']}" in footer
+
+
+@pytest.mark.parametrize("source, name", list(zip(NOTEBOOKS, PAGES)))
+def test_every_shown_output_is_on_its_page(source, name):
+    "A notebook that was stripped of its outputs would publish as a page without results, and no renderer says so."
+    cells = json.loads((ROOT / "nbs" / source).read_text(encoding="utf-8"))["cells"]
+    shown = [c for c in cells if c["cell_type"] == "code" and not re.search(r"^#\|\s*(hide|export|exporti|default_exp)\b|include:\s*false|output:\s*false",
+                                                                            "".join(c["source"]), re.M)]
+    stored = sum(bool([o for o in c["outputs"] if o.get("data") or "".join(o.get("text", [])).strip()]) for c in shown)
+    on_page = sum(bool(c.select(".cell-output")) for c in soup(name).select(".cell"))
+    assert on_page == stored
+    assert stored > 0 or len([c for c in shown if "#| exports" not in "".join(c["source"])]) < 3, f"{source} has no stored output at all"
+
+
+@pytest.mark.parametrize("source, name", list(zip(NOTEBOOKS, PAGES)))
+def test_every_exported_definition_is_shown_and_has_its_fragment(source, name):
+    namespace = {}
+    exec((ROOT / "minigpt" / "_modidx.py").read_text(encoding="utf-8"), namespace)
+    wanted = {target.split("#")[1] for names in namespace["d"]["syms"].values() for target, _ in names.values() if target.split("#")[0] == name}
+    exported = "\n".join("".join(c["source"]) for c in json.loads((ROOT / "nbs" / source).read_text(encoding="utf-8"))["cells"]
+                         if re.search(r"^#\|\s*exports\b", "".join(c["source"]), re.M))
+    wanted = {w for w in wanted if re.search(rf"(def|class) {re.escape(w.split('.')[-1])}\b", exported, re.I)}
+    ids = set(re.findall(r'\sid="([^"]+)"', pages()[name]))
+    assert wanted <= ids, sorted(wanted - ids)
+
+
+def test_search_index_holds_definitions_and_prose():
+    text = (built() / "assets" / "search.js").read_text(encoding="utf-8")
+    entries = json.loads(text.removeprefix("window.minigptSearch = ").rstrip().rstrip(";"))
+    assert {e["u"].split("#")[0] for e in entries} == set(PAGES)
+    assert {e["d"] for e in entries if "d" in e} >= {"softmax", "sdpa"}
+    for e in entries: assert "<" not in e["u"] and e["p"]
+
+
+def test_quarto_yml_suits_real_quarto():
+    config = yaml.safe_load((ROOT / "_quarto.yml").read_text(encoding="utf-8"))
+    page = config["format"]["html"]
+    assert config["project"]["type"] == "website" and config["project"]["output-dir"] == "_docs"
+    assert page["html-math-method"] == "mathml" and page["css"] == "styles.css" and "ipynb-filters" not in json.dumps(config)
+    assert set(page["theme"].values()) <= {"default", "cerulean", "litera", "pulse", "quartz", "slate"}, "other themes load a web font"
+
+
+# -- the colours --------------------------------------------------------------------------------------------------------
+
+def luminance(colour: str) -> float:
+    parts = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+    r, g, b = (c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in parts)
+    return 0.2126 * r + 0.7152 * g + 0.0722 * b
+
+
+def contrast(a: str, b: str) -> float:
+    high, low = sorted((luminance(a), luminance(b)), reverse=True)
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_colours_are_legible_on_both_themes():
+    css = (ROOT / "nbs" / "styles.css").read_text(encoding="utf-8")
+    colours = {n: (light, dark) for n, light, dark in re.findall(r"--mg-([\w-]+): light-dark\((#\w{6}), (#\w{6})\);", css)}
+    inks = ["text", "muted", "accent", *"123456", *(f"axis-{a}" for a in "BTCHV")]
+    for ink in inks:
+        for theme in (0, 1):
+            for ground in ("bg", "fill"): assert contrast(colours[ink][theme], colours[ground][theme]) >= 4.5, (ink, ground, theme)
+    for theme in (0, 1): assert contrast(colours["text"][theme], colours["mark"][theme]) >= 4.5
+    assert len({colours[f"axis-{a}"] for a in "BTCHV"}) == 5 and len({colours[n] for n in "123456"}) == 6
+
+
+# -- formulas -----------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("tex", [
+    r"\operatorname{softmax}\left(\frac{q k^\top}{\sqrt{d}} + M\right) v", r"x \in \mathbb{R}^{T \times d_\text{head}}", r"\sum_{t=1}^{T} x_t", r"\hat{m}_t",
+    r"\begin{pmatrix} 1 & 0 \\ 0 & 1 \end{pmatrix}", r"\begin{cases} 0 & j \le i \\ -\infty & \text{otherwise} \end{cases}", r"\lfloor x \rfloor",
+    r"\begin{aligned} a &= b \\ c &= d \end{aligned}", r"\operatorname*{arg\,max}_i z_i", r"\mathrm{head}_1", r"\mathbf{W}_{qkv}", r"\lVert x \rVert_2",
+    r"\theta \leftarrow \theta - \eta \, \nabla \mathcal{L}", r"\underbrace{a + b}_{c}", r"10^{-15}", r"1, \dots, T", r"\text{d\_model}"])
+def test_tex_becomes_mathml(tex):
+    for display in (False, True):
+        out = to_mathml(tex, display)
+        text = re.sub(r"<[^>]*>", "", out)
+        assert out.startswith("<math") and "\\" not in text and "{" not in text.replace("{", "", 1) and "xmlns" not in out
+        assert ("display" in out.split(">")[0]) == display
+
+
+def test_spacing_of_formulas():
+    assert to_mathml(r"\log p").count("<mspace") == 1 and "<mspace" not in to_mathml(r"\log(p)")
+    assert '<mo form="prefix">−</mo>' in to_mathml(r"x = -\infty") and 'form="prefix"' not in to_mathml("x - y")
+    assert "<mi>head</mi>" in to_mathml(r"\mathrm{head}_1")
+
+
+@pytest.mark.parametrize("tex, why", [
+    ("", "empty"), (r"\frac{a}{b", "braces"), (r"\foo{x}", r"\\foo"), (r"\left( x", r"\\left and"), ("x^2^3", "Double"), (r"\frac{1}", "argument"),
+    (r"\begin{pmatrix} 1 \end{bmatrix}", r"\\begin and"), ("a & b", "."), (r"x_{\unknowncommand}", r"\\unknowncommand"), ("a_", ".")])
+def test_bad_tex_is_refused(tex, why):
+    with pytest.raises(MathError, match=why): to_mathml(tex)
+
+
+# -- one page, from either renderer -------------------------------------------------------------------------------------
+
+LAYERS, ATTENTION = Chapter("01_layers.ipynb", "layers.html", "Layers", "The <parts>."), Chapter("02_attention.ipynb", "attention.html", "Attention")
+BOOK = Book("minigpt", "A book.", "9.8.7", "minigpt", "MIT", "", [("The book", [LAYERS, ATTENTION])],
+            {"softmax": [("minigpt.layers", "layers.html", "softmax")], "Linear.forward": [("minigpt.layers", "layers.html", "linear.forward")]})
+
+
+def content(body: str, chapter: Chapter = ATTENTION) -> str:
+    return Page(f"<html><main id='quarto-document-content'>{body}</main></html>", chapter, BOOK).content
+
+
+SMALLDOCS = """<header id="title-block-header" class="quarto-title-block default"><div class="quarto-title"><h1 class="title">Attention</h1></div></header>
+<section id="one" class="level2">
+<h2 class="anchored" data-anchor-id="one">One</h2>
+<p>Text with a note.<sup class="footnote-ref"><a href="#fn1" id="fnref1">[1]</a></sup> See <a href="01_layers.html#one">there</a> and <code>softmax</code>.</p>
+<div id="cell-3" class="cell">
+<div class="code-copy-outer-scaffold"><div class="sourceCode" id="cb1"><pre class="sourceCode python code-with-copy cell-code"><code class="sourceCode python"><span class="kw">def</span> f(x):
+    <span class="cf">return</span> x</code></pre></div><button title="Copy to Clipboard" class="code-copy-button"><i class="bi"></i></button></div>
+<div class="cell-output cell-output-display">
+<pre><code>1 &lt; 2</code></pre>
+</div>
+</div>
+<div class="callout callout-style-default callout-tip callout-titled"><div class="callout-header d-flex align-content-center"><div class="callout-icon-container"><i class="callout-icon"></i></div><div class="callout-title-container flex-fill">A tip</div></div><div class="callout-body-container callout-body">
+<p>Short.</p>
+</div></div>
+<hr class="footnotes-sep" />
+<section class="footnotes">
+<ol class="footnotes-list">
+<li id="fn1" class="footnote-item"><p>A footnote. <a href="#fnref1" class="footnote-backref">↩︎</a></p>
+</li>
+</ol>
+</section>
+</section>
+<nav class="page-navigation"></nav>"""
+
+QUARTO = """<header id="title-block-header" class="quarto-title-block default">
+<div class="quarto-title"><h1 class="title">Attention</h1></div>
+<div class="quarto-title-meta"></div>
+</header>
+<section id="one" class="level2">
+<h2 class="anchored" data-anchor-id="one">One</h2>
+<p>Text with a note.<a href="#fn1" class="footnote-ref" id="fnref1" role="doc-noteref"><sup>1</sup></a> See <a href="./layers.html#one">there</a> and <code>softmax</code>.</p>
+<div id="cell-3" class="cell" data-execution_count="2">
+<div class="code-copy-outer-scaffold"><div class="sourceCode cell-code" id="cb1"><pre class="sourceCode python code-with-copy"><code class="sourceCode python"><span id="cb1-1"><a href="#cb1-1" aria-hidden="true" tabindex="-1"></a><span class="kw">def</span> f(x):</span>
+<span id="cb1-2"><a href="#cb1-2" aria-hidden="true" tabindex="-1"></a>    <span class="cf">return</span> x</span></code></pre></div><button title="Copy to Clipboard" class="code-copy-button"><i class="bi"></i></button></div>
+<div class="cell-output cell-output-display" data-execution_count="2">
+<pre><code>1 &lt; 2</code></pre>
+</div>
+</div>
+<div class="callout callout-style-default callout-tip callout-titled">
+<div class="callout-header d-flex align-content-center">
+<div class="callout-icon-container">
+<i class="callout-icon"></i>
+</div>
+<div class="callout-title-container flex-fill">
+<span class="screen-reader-only">Tip</span>A tip
+</div>
+</div>
+<div class="callout-body-container callout-body">
+<p>Short.</p>
+</div>
+</div>
+</section>
+<div id="quarto-appendix" class="default"><section id="footnotes" class="footnotes footnotes-end-of-document" role="doc-endnotes"><h2 class="anchored quarto-appendix-heading">Footnotes</h2>
+<ol>
+<li id="fn1"><p>A footnote. <a href="#fnref1" class="footnote-back" role="doc-backlink">↩︎</a></p></li>
+</ol>
+</section></div>"""
+
+
+def test_both_renderers_give_the_same_page():
+    squeeze = lambda text: re.sub(r">\s+", ">", re.sub(r"\s+<", "<", text))  # noqa: E731
+    assert squeeze(content(SMALLDOCS)) == squeeze(content(QUARTO))
+
+
+def test_links_become_relative():
+    text = content('<p><a href="/layers.html#softmax">a</a> <a href="01_layers.html">b</a> <a href="./layers.html">c</a> <a href="02_attention.html#x">d</a>'
+                   '<a href="/blob/main/minigpt/layers.py">source</a> <a href="https://example.org/x">e</a> <a href="01_layers.ipynb#y">f</a></p>')
+    assert re.findall(r'href="([^"]*)"', text) == ["layers.html#softmax", "layers.html", "layers.html", "#x", "https://example.org/x", "layers.html#y"]
+    assert "source" in text
+
+
+def test_names_link_to_their_definition_once_per_section():
+    text = content("<p><code>softmax</code> <code>softmax()</code> <code>minigpt.layers.softmax</code> <code>Linear.forward</code> <code>other</code></p>"
+                   '<h2 id="b">B</h2><p><code>softmax</code> <a href="https://fastcore.fast.ai/x.html"><code>L</code></a></p>')
+    assert re.findall(r'class="mg-name" href="([^"]*)"|href="([^"]*)" class="mg-name"', text) \
+        or re.findall(r'href="([^"]*)"', text) == ["layers.html#softmax", "layers.html#linear.forward", "#b", "layers.html#softmax"]
+    assert text.count("layers.html#softmax") == 2 and "fast.ai" not in text
+
+
+def test_exported_cell_is_marked_and_can_be_linked():
+    cell = '<div class="cell" id="cell-1"><div class="sourceCode"><pre class="sourceCode python"><code class="sourceCode python">{}</code></pre></div></div>'
+    text = content(cell.format("def softmax(x):\n    return x"), LAYERS)
+    assert 'id="softmax"' in text and "minigpt.layers" in text and "mg-exported" in text
+    assert "mg-exported" not in content(cell.format("def softmax(x): return x"), ATTENTION)
+    heading = content('<section id="softmax" class="level2"><h2>Softmax</h2>' + cell.format("def softmax(x): return x") + "</section>", LAYERS)
+    assert heading.count('id="softmax"') == 1
+
+
+def test_drawings_pass_through_untouched():
+    svg = '<svg viewBox="0 0 1 1" width="300pt"><linearGradient id="G"/><text fill="currentColor">a &lt; b</text></svg>'
+    text = content(f'<div class="cell"><div class="cell-output"><figure class="mg-figure">{svg}<figcaption>c</figcaption></figure></div></div>')
+    assert svg in text and "--mg-own: 400px" in text
+
+
+def test_indentation_and_characters_of_code_survive():
+    source = "def f(a, b):\n    if a &lt; b:\n\n        return '&amp;'\n"
+    page = BeautifulSoup(content(f'<pre class="sourceCode python"><code class="sourceCode python">{source}</code></pre>'), "html.parser")
+    assert page.pre.get_text() == "def f(a, b):\n    if a < b:\n\n        return '&'"
+    assert page.select_one("button.mg-copy") is not None
+
+
+def test_tabs_and_folded_notes_need_no_library():
+    tabs = ('<div class="panel-tabset"><ul class="nav nav-tabs" role="tablist"><li><a role="tab" href="">A</a></li><li><a role="tab" href="">B</a></li></ul>'
+            '<div class="tab-content"><div class="tab-pane active"><p>one</p></div><div class="tab-pane"><p>two</p></div></div></div>')
+    page = BeautifulSoup(content(tabs), "html.parser")
+    assert [b.get_text() for b in page.select("button[role=tab]")] == ["A", "B"] and [p.has_attr("hidden") for p in page.select("[role=tabpanel]")] == [False, True]
+    note = ('<div class="callout callout-note"><div class="callout-header collapsed" data-bs-toggle="collapse"><div class="callout-title-container">Solution</div></div>'
+            '<div id="callout-1-contents" class="callout-collapse collapse"><div class="callout-body-container callout-body"><p>x</p></div></div></div>')
+    page = BeautifulSoup(content(note), "html.parser")
+    assert page.details is not None and not page.details.has_attr("open") and page.summary.get_text() == "Solution" and page.details.p.get_text() == "x"
+
+
+def test_bad_formula_names_page_and_formula():
+    with pytest.raises(SiteError, match=r"02_attention.ipynb: the formula \$\\foo\{x\}\$ cannot be drawn: \\foo is not known"):
+        content(r'<p><span class="math inline">\(\foo{x}\)</span></p>')
+
+
+@pytest.mark.parametrize("text", [r"a $\frac{1}$ b", "$$ x $$", "see @fig-map", "::: {.callout-note}", "## One {#one}"])
+def test_markup_that_was_not_understood_is_refused(text):
+    with pytest.raises(SiteError, match="02_attention.ipynb: .* is left on the page as text"): content(f"<p>{text}</p>")
+    assert text in content(f"<p><code>{text}</code></p>")
+
+
+def test_frame_escapes_and_shows_the_version():
+    text = frame(Page("<main><p>x</p></main>", LAYERS, BOOK))
+    assert "The &lt;parts&gt;." in text and "minigpt 9.8.7" in text and "<title>Layers – minigpt</title>" in text
+
+
+def test_dead_links_are_found():
+    site_files = {"a.html": '<a href="b.html#x">1</a><a href="c.html">2</a><a href="/b.html">3</a><a href="#no">4</a><a href="https://x.org">5</a>',
+                  "b.html": '<p id="x">'}
+    assert dead_links(site_files) == ["a.html: #no (no such section)", "a.html: /b.html (not relative)", "a.html: c.html (no such page)"]
+
+
+# -- building -----------------------------------------------------------------------------------------------------------
+
+SMALL = {"index.ipynb": notebook("# Small\n\n> A small book.", "See [layers](01_layers.ipynb#softmax)."),
+         "01_layers.ipynb": notebook("# Layers\n\n> Parts.", ("#| default_exp layers",), ("#| hide\nsecret = 1",), "## One\n\nWith $x^2$.",
+                                     ("#| exports\ndef softmax(x): return x",), ("#| slow\nsoftmax(1)", {"text/plain": "1"}))}
+
+
+def test_build_twice_and_again(tmp_path, capsys):
+    root = project(tmp_path / "book", SMALL)
+    out = site.build(root, renderer="smalldocs")
+    assert out == root / "_docs" and not (root / "_proc").exists()
+    first = {p: p.read_bytes() for p in out.rglob("*") if p.is_file()}
+    page = (out / "layers.html").read_text(encoding="utf-8")
+    assert "secret" not in page and "#|" not in page and "<math>" in page and 'id="softmax"' in page
+    capsys.readouterr()
+    site.build(root, renderer="smalldocs")
+    assert "nothing has changed" in capsys.readouterr().err
+    for p in first: p.unlink()
+    site.build(root, renderer="smalldocs")
+    assert {p: p.read_bytes() for p in out.rglob("*") if p.is_file()} == first
+    (root / "nbs" / "01_layers.ipynb").unlink()
+    site.build(root, renderer="smalldocs")
+    assert not (out / "layers.html").exists() and (out / "index.html").exists()
+
+
+def test_quarto_is_preferred_and_called_on_the_staged_folder(tmp_path, monkeypatch):
+    root = project(tmp_path / "book", SMALL)
+    fake = tmp_path / "bin" / "quarto"
+    fake.parent.mkdir()
+    body = QUARTO.replace("layers.html#one", "layers.html")
+    fake.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\n"
+                    f"pathlib.Path({str(tmp_path / 'call.json')!r}).write_text(json.dumps([sys.argv[1:], sorted(p.name for p in pathlib.Path().iterdir())]))\n"
+                    "out = pathlib.Path('_docs'); out.mkdir()\n"
+                    f"for name in ('index', 'layers'): (out / (name + '.html')).write_text('<html><main>' + {body!r} + '</main></html>', encoding='utf-8')\n"
+                    "(out / 'site_libs').mkdir(); (out / 'site_libs' / 'x.js').write_text(''); (out / 'search.json').write_text('[]')\n", encoding="utf-8")
+    fake.chmod(0o755)
+    monkeypatch.setenv("PATH", str(fake.parent), prepend=":")
+    out = site.build(root)
+    args, seen = json.loads((tmp_path / "call.json").read_text())
+    assert args == ["render", "--no-execute", "--no-cache"]
+    assert {"_quarto.yml", "index.ipynb", "01_layers.ipynb", "styles.css"} <= set(seen)
+    assert json.loads((out / ".built.json").read_text())["renderer"] == "quarto"
+    assert sorted(p.name for p in out.iterdir()) == [".built.json", ".nojekyll", "assets", "index.html", "layers.html", "styles.css"]
+
+
+def test_a_checkout_without_links_is_told_so(tmp_path):
+    root = project(tmp_path / "book", SMALL)
+    (root / "nbs" / "_quarto.yml").unlink()
+    (root / "nbs" / "_quarto.yml").write_text("../_quarto.yml")
+    with pytest.raises(SiteError, match="no symbolic links"): site.build(root)
+
+
+def test_a_foreign_folder_is_not_overwritten(tmp_path):
+    root = project(tmp_path / "book", SMALL)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear")
+    with pytest.raises(SiteError, match="was not built by this command"): site.build(root, tmp_path / "mine", "smalldocs")
+
+
+@pytest.mark.parametrize("change, why", [
+    (dict(new="07_extra.ipynb"), "does not list 07_extra.ipynb"), (dict(untitled="01_layers.ipynb"), "01_layers.ipynb: its first cell must be")])
+def test_what_cannot_be_a_book_is_refused(tmp_path, change, why):
+    root = project(tmp_path / "book", SMALL)
+    if "new" in change: (root / "nbs" / change["new"]).write_text(notebook("# Extra\n\n> More."))
+    else: (root / "nbs" / change["untitled"]).write_text(notebook("no title"))
+    with pytest.raises(SiteError, match=why): site.build(root, renderer="smalldocs")
+    with pytest.raises(SiteError, match="renderer must be"): site.build(root, renderer="word")
