@@ -6,23 +6,28 @@ __version__ = "0.1.0"
 # %% auto #0
 __all__ = []
 
-# %% ../nbs/00_notation.ipynb #a56b29fc
+# %% ../nbs/00_notation.ipynb #5d3a1468
 import importlib
 
-_HOME = {
-    "GPT": "model", "GPTConfig": "model", "PRESETS": "model", "Block": "model", "parameter_table": "model", "trace_shapes": "model", "attention_maps": "model",
-    "sdpa": "attention", "MultiHeadAttention": "attention",
-    "generate": "generation",
-    "AdamW": "training", "TrainConfig": "training", "train": "training", "evaluate": "training",
-    "SortTask": "sorting", "train_sorter": "sorting", "load_sorter": "sorting", "sort_digits": "sorting",
+# %% ../nbs/00_notation.ipynb #1048fab1
+_PUBLIC = {
+    "model": "GPT GPTConfig PRESETS Block parameter_table trace_shapes attention_maps",
+    "attention": "sdpa MultiHeadAttention",
+    "generation": "generate",
+    "training": "AdamW TrainConfig train evaluate",
+    "sorting": "SortTask train_sorter load_sorter sort_digits",
 }
-_MODULES = ("layers", "attention", "model", "generation", "training", "sorting", "pictures", "checks")
+_HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
+_MODULES = ("layers", *_PUBLIC, "pictures", "checks")
 
-# %% ../nbs/00_notation.ipynb #f6ea4771
+# %% ../nbs/00_notation.ipynb #b4c47a02
 def __getattr__(name: str):
     "Fetch a module, or a public name from the module that defines it, when it is asked for."
     if name in _MODULES: return importlib.import_module(f"minigpt.{name}")
-    if name not in _HOME: raise AttributeError(f"module 'minigpt' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}")
+    if name not in _HOME:
+        raise AttributeError(
+            f"module 'minigpt' has no attribute {name!r}; it has {', '.join(sorted(_HOME))}"
+        )
     return getattr(importlib.import_module(f"minigpt.{_HOME[name]}"), name)
 
 # %% ../nbs/00_notation.ipynb #a355d18e

@@ -15,7 +15,7 @@ from torch.nn import Module
 
 from .layers import Dropout, Linear, check_sizes, softmax
 
-# %% ../nbs/02_attention.ipynb #4d249449
+# %% ../nbs/02_attention.ipynb #8be3c809
 def causal_mask(
     n_queries: int,
     n_keys: int | None = None,  # None: as many as queries
@@ -26,17 +26,20 @@ def causal_mask(
     Raises `ValueError` for fewer keys than queries, where some query would have nothing to look at."""
     n_keys = n_queries if n_keys is None else n_keys
     check_sizes(n_queries=n_queries)
-    if n_keys < n_queries: raise ValueError(f"n_keys must be at least n_queries={n_queries}, got {n_keys}")
+    if n_keys < n_queries:
+        raise ValueError(f"n_keys must be at least n_queries={n_queries}, got {n_keys}")
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril(n_keys - n_queries)
 
-# %% ../nbs/02_attention.ipynb #e5926f00
+# %% ../nbs/02_attention.ipynb #e2b2cc1c
 def attention_weights(
     q: Float[Tensor, "B H Tq d"],  # queries
     k: Float[Tensor, "B H Tk d"],  # keys
     mask: Bool[Tensor, "Tq Tk"] | None = None,  # True where a query may look; None: everywhere
     scale: float | None = None,  # what scores are multiplied with; None: d ** -0.5
 ) -> Float[Tensor, "B H Tq Tk"]:
-    "The share of each key in each query's output. Rows add up to one; a row with everything masked is zero."
+    """The share of each key in each query's output.
+
+    Rows add up to one; a row with everything masked is zero."""
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     scores = q @ k.transpose(-2, -1) * scale  # B H Tq Tk
     return softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf))
@@ -69,14 +72,17 @@ def join_heads(
     "Put the heads side by side again: the inverse of `split_heads`."
     return x.transpose(1, 2).flatten(2)  # B T H d -> B T C
 
-# %% ../nbs/02_attention.ipynb #a4741247
+# %% ../nbs/02_attention.ipynb #888ce344
 class MultiHeadAttention(Module):
-    "Causal self-attention with `n_heads` heads, (B, T, C) -> (B, T, C). Raises `ValueError` for sizes that do not fit."
+    """Causal self-attention with `n_heads` heads, (B, T, C) -> (B, T, C).
+
+    Raises `ValueError` for sizes that do not fit."""
 
     def __init__(self, d_model: int, n_heads: int, context_length: int, dropout: float = 0.0):
         super().__init__()
         check_sizes(d_model=d_model, n_heads=n_heads, context_length=context_length)
-        if d_model % n_heads: raise ValueError(f"n_heads={n_heads} does not divide d_model={d_model}")
+        if d_model % n_heads:
+            raise ValueError(f"n_heads={n_heads} does not divide d_model={d_model}")
         self.n_heads = n_heads
         self.qkv, self.proj = Linear(d_model, 3 * d_model), Linear(d_model, d_model)
         self.weight_dropout, self.out_dropout = Dropout(dropout), Dropout(dropout)
@@ -96,5 +102,6 @@ class MultiHeadAttention(Module):
 
     def visible(self, n_queries: int, n_keys: int) -> Bool[Tensor, "Tq Tk"]:
         "The mask for the last `n_queries` of `n_keys` positions, cut from the buffer."
-        if n_keys > len(self.mask): raise ValueError(f"{n_keys} positions are more than context_length={len(self.mask)}")
+        if n_keys > len(self.mask):
+            raise ValueError(f"{n_keys} positions are more than context_length={len(self.mask)}")
         return self.mask[n_keys - n_queries : n_keys, :n_keys]

@@ -14,25 +14,30 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# %% ../nbs/91_checks.ipynb #e53fd5cd
+# %% ../nbs/91_checks.ipynb #b827cca4
 @dataclass(frozen=True)
 class Match:
-    "The largest absolute difference between two functions, in their values and in their gradients."
+    """The largest absolute difference between two functions, in their values and in their
+    gradients."""
 
     values: float  # largest difference of the outputs
     gradients: float  # largest difference of the gradients with respect to any input
 
-    def __repr__(self) -> str: return f"values differ by {self.values:.1e} at most, gradients by {self.gradients:.1e}"
+    def __repr__(self) -> str:
+        return f"values differ by {self.values:.1e} at most, gradients by {self.gradients:.1e}"
 
-# %% ../nbs/91_checks.ipynb #94ddba35
+# %% ../nbs/91_checks.ipynb #a19e1c9f
 def value_and_gradients(
     f: Callable[..., Tensor],  # the function
     inputs: tuple,  # its arguments; floating-point tensors are differentiated
 ) -> tuple[Tensor, tuple[Tensor, ...]]:  # output, and one gradient per floating-point input
-    "Run `f` on float64 copies of `inputs`; return its output and the gradients of a random weighting of the output."
+    """Run `f` on float64 copies of `inputs`; return its output and the gradients of a random
+    weighting of the output."""
     copies = [x.detach().double().requires_grad_() if is_float(x) else x for x in inputs]
     out = f(*copies)
-    weighting = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=out.dtype)
+    weighting = torch.randn(
+        out.shape, generator=torch.Generator().manual_seed(0), dtype=out.dtype
+    )
     return out.detach(), torch.autograd.grad(out, [x for x in copies if is_float(x)], weighting)
 
 # %% ../nbs/91_checks.ipynb #f353eabb
@@ -40,7 +45,7 @@ def is_float(x: object) -> bool:
     "Whether `x` is a floating-point tensor, the only kind that has a gradient here."
     return isinstance(x, Tensor) and x.is_floating_point()
 
-# %% ../nbs/91_checks.ipynb #e72ec32c
+# %% ../nbs/91_checks.ipynb #deb5d204
 def match(
     ours: Callable[..., Tensor],  # the hand-written function
     theirs: Callable[..., Tensor],  # the reference
@@ -51,14 +56,19 @@ def match(
 
     Raises `AssertionError`, naming shapes or differences, if they disagree by more than `tolerance`."""
     (a, grads_a), (b, grads_b) = (value_and_gradients(f, inputs) for f in (ours, theirs))
-    if a.shape != b.shape: raise AssertionError(f"shapes differ: {tuple(a.shape)} and {tuple(b.shape)}")
-    found = Match(largest_difference(a, b), max(map(largest_difference, grads_a, grads_b), default=0.0))
-    if not max(found.values, found.gradients) <= tolerance: raise AssertionError(f"no match: {found}, allowed {tolerance:.1e}")
+    if a.shape != b.shape:
+        raise AssertionError(f"shapes differ: {tuple(a.shape)} and {tuple(b.shape)}")
+    found = Match(
+        largest_difference(a, b), max(map(largest_difference, grads_a, grads_b), default=0.0)
+    )
+    if not max(found.values, found.gradients) <= tolerance:
+        raise AssertionError(f"no match: {found}, allowed {tolerance:.1e}")
     return found
 
-# %% ../nbs/91_checks.ipynb #0c05013d
+# %% ../nbs/91_checks.ipynb #62184b33
 def largest_difference(a: Tensor, b: Tensor) -> float:
-    "The largest absolute difference of two tensors of the same shape; 0 for empty ones, NaN if one side has a NaN."
+    """The largest absolute difference of two tensors of the same shape; 0 for empty ones, NaN if
+    one side has a NaN."""
     return (a - b).abs().max().item() if a.numel() else 0.0
 
 # %% ../nbs/91_checks.ipynb #1720c815
@@ -67,26 +77,31 @@ class Message(str):
 
     def __repr__(self) -> str: return str(self)
 
-# %% ../nbs/91_checks.ipynb #180e2567
+# %% ../nbs/91_checks.ipynb #c2083a2c
 def error_of(
     call: Callable[[], object],  # something that should fail
 ) -> Message:  # the error's type and message
-    "Run `call`, which must raise, and return what it said. Raises `AssertionError` if it does not raise."
+    """Run `call`, which must raise, and return what it said.
+
+    Raises `AssertionError` if it does not raise."""
     try: call()
     except Exception as error: return Message(f"{type(error).__name__}: {error}")
     raise AssertionError("expected an error, and none was raised")
 
-# %% ../nbs/91_checks.ipynb #ca209366
+# %% ../nbs/91_checks.ipynb #7a519353
 def setup_page(seed: int = 0) -> None:
-    "Give a notebook a fixed seed, one thread, short printed tensors, and no progress bars in its outputs."
+    """Give a notebook a fixed seed, one thread, short printed tensors, and no progress bars in
+    its outputs."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float32)
     torch.set_printoptions(precision=2, sci_mode=False, linewidth=110)
     torch.manual_seed(seed)
 
-# %% ../nbs/91_checks.ipynb #d9dc75e3
+# %% ../nbs/91_checks.ipynb #8a608022
 def typechecked(function: Callable) -> Callable:
-    "The type checker for jaxtyping's shapes: beartype, with integers accepted as floats. Needs beartype, a development dependency."
+    """The type checker for jaxtyping's shapes: beartype, with integers accepted as floats.
+
+    Needs beartype, a development dependency."""
     from beartype import BeartypeConf, beartype
     return beartype(conf=BeartypeConf(is_pep484_tower=True))(function)

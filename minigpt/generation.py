@@ -15,48 +15,58 @@ from torch import Tensor
 from .layers import softmax
 from .model import GPT, evaluating
 
-# %% ../nbs/04_generation.ipynb #73126d05
+# %% ../nbs/04_generation.ipynb #0d3c2de5
 def at_temperature(
     logits: Float[Tensor, "*batch V"],
     temperature: float,  # above 0; 1 changes nothing
 ) -> Float[Tensor, "*batch V"]:
     "Logits divided by the temperature. Raises `ValueError` unless it is a number above 0."
-    if not 0 < temperature < float("inf"): raise ValueError(f"temperature must be a number above 0 here, got {temperature}")
+    if not 0 < temperature < float("inf"):
+        raise ValueError(f"temperature must be a number above 0 here, got {temperature}")
     return logits / temperature
 
-# %% ../nbs/04_generation.ipynb #e0fef8d1
+# %% ../nbs/04_generation.ipynb #6cd02d0e
 def keep_top_k(
     logits: Float[Tensor, "*batch V"],
     k: int,  # how many to keep; more than there are: all
 ) -> Float[Tensor, "*batch V"]:
-    "The `k` largest logits, the others -inf. Of equal ones the first are kept. Raises `ValueError` for k below 1."
+    """The `k` largest logits, the others -inf. Of equal ones the first are kept.
+
+    Raises `ValueError` for k below 1."""
     if k < 1: raise ValueError(f"top_k must be at least 1, got {k}")
     best = logits.sort(dim=-1, descending=True, stable=True).indices[..., :k]
     return torch.full_like(logits, -torch.inf).scatter(-1, best, logits.gather(-1, best))
 
-# %% ../nbs/04_generation.ipynb #4367f79d
+# %% ../nbs/04_generation.ipynb #004837bc
 def keep_top_p(
     logits: Float[Tensor, "*batch V"],
     p: float,  # probability to reach, in (0, 1]
 ) -> Float[Tensor, "*batch V"]:
-    "The fewest most probable tokens that reach probability `p`, the others -inf (Holtzman et al. 2019). Raises `ValueError` for p outside (0, 1]."
+    """The fewest most probable tokens that reach probability `p`, the others -inf (Holtzman et
+    al. 2019).
+
+    Raises `ValueError` for p outside (0, 1]."""
     if not 0 < p <= 1: raise ValueError(f"top_p must lie in (0, 1], got {p}")
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     shares = softmax(ordered)
     before = shares.cumsum(-1) - shares  # probability of everything better
-    return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered.masked_fill((before >= p) & (p < 1), -torch.inf))
+    return torch.full_like(logits, -torch.inf).scatter(
+        -1, order, ordered.masked_fill((before >= p) & (p < 1), -torch.inf)
+    )
 
-# %% ../nbs/04_generation.ipynb #ce81bdbc
+# %% ../nbs/04_generation.ipynb #b78dcba8
 def draw(
     weights: Float[Tensor, "B V"],  # not negative, not all zero; need not add up to one
     generator: torch.Generator | None = None,  # None: torch's global one
 ) -> Int[Tensor, "B"]:
     "One index per row, drawn with probabilities proportional to the weights."
     ends = weights.double().cumsum(-1)
-    darts = 1 - torch.rand(len(weights), 1, dtype=torch.float64, device=weights.device, generator=generator)
+    darts = 1 - torch.rand(
+        len(weights), 1, dtype=torch.float64, device=weights.device, generator=generator
+    )
     return (ends < darts * ends[:, -1:]).sum(-1)
 
-# %% ../nbs/04_generation.ipynb #9e39d1a6
+# %% ../nbs/04_generation.ipynb #90e8fb6e
 def sample(
     logits: Float[Tensor, "B V"],
     temperature: float = 1.0,  # 0: the most probable token
@@ -65,20 +75,22 @@ def sample(
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "B"]:
     "One token per row. Raises `ValueError` for settings outside their range."
-    if temperature < 0: raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature}")
+    if temperature < 0:
+        raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature}")
     tempered = at_temperature(logits, temperature or 1.0)
     if top_k is not None: tempered = keep_top_k(tempered, top_k)
     if top_p is not None: tempered = keep_top_p(tempered, top_p)
     return draw(softmax(tempered), generator) if temperature else logits.argmax(-1)
 
-# %% ../nbs/04_generation.ipynb #f1d76da0
+# %% ../nbs/04_generation.ipynb #79e0cc0c
 def recompute(
     model: GPT,
-) -> Callable[[Int[Tensor, "B T"]], Float[Tensor, "B V"]]:  # ids so far -> logits for the next one
-    "The plain way to continue a text: run the model over all of it, cropped to its context, at every step."
+) -> Callable[[Tensor], Tensor]:  # ids so far (B, T) -> logits (B, V) for the next one
+    """The plain way to continue a text: run the model over all of it, cropped to its context, at
+    every step."""
     return lambda idx: model(idx[:, -model.config.context_length :])[:, -1]
 
-# %% ../nbs/04_generation.ipynb #595c9697
+# %% ../nbs/04_generation.ipynb #f0764b72
 def generate(
     model: GPT,
     idx: Int[Tensor, "B T"],  # prompts, at least one token each
@@ -87,11 +99,16 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,  # None: draw from torch's global generator
-    engine: Callable[[GPT], Callable[[Tensor], Tensor]] = recompute,  # makes the function that computes the next logits
+    engine: Callable[[GPT], Callable[[Tensor], Tensor]] = recompute,  # makes what computes the next logits
 ) -> Int[Tensor, "B T_plus_n"]:  # prompts with their continuations
-    "Append `n_tokens` sampled tokens. With a seed the result depends on nothing else, and the global generator stays as it was."
+    """Append `n_tokens` sampled tokens.
+
+    With a seed the result depends on nothing else, and the global generator stays as it was."""
     if n_tokens < 0: raise ValueError(f"n_tokens must be at least 0, got {n_tokens}")
-    if idx.ndim != 2 or idx.shape[1] == 0: raise ValueError(f"idx must be (B, T) with at least one token to start from, got {tuple(idx.shape)}")
+    if idx.ndim != 2 or idx.shape[1] == 0:
+        raise ValueError(
+            f"idx must be (B, T) with at least one token to start from, got {tuple(idx.shape)}"
+        )
     generator = None if seed is None else torch.Generator(idx.device).manual_seed(seed)
     with evaluating(model):
         next_logits = engine(model)

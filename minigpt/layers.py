@@ -14,12 +14,14 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import Module, Parameter
 
-# %% ../nbs/01_layers.ipynb #ab99a300
+# %% ../nbs/01_layers.ipynb #16b94e92
 def softmax(
     x: Float[Tensor, "..."],  # scores
     dim: int = -1,  # the dimension along which the result adds up to one
 ) -> Float[Tensor, "..."]:  # shares, same shape
-    "Softmax along `dim`, safe for large scores. A row of only -inf gives zeros (torch's softmax gives NaN there)."
+    """Softmax along `dim`, safe for large scores.
+
+    A row of only -inf gives zeros (torch's softmax gives NaN there)."""
     peak = x.detach().amax(dim, keepdim=True).clamp(min=torch.finfo(x.dtype).min)
     weights = (x - peak).exp()
     return weights / weights.sum(dim, keepdim=True).clamp(min=1)
@@ -34,9 +36,11 @@ def linear(
     y = x @ weight.T
     return y if bias is None else y + bias
 
-# %% ../nbs/01_layers.ipynb #772095fe
+# %% ../nbs/01_layers.ipynb #ba0aa87e
 class Linear(Module):
-    "A linear layer, (..., d_in) -> (..., d_out), as `torch.nn.Linear`. Raises `ValueError` for sizes below 1."
+    """A linear layer, (..., d_in) -> (..., d_out), as `torch.nn.Linear`.
+
+    Raises `ValueError` for sizes below 1."""
 
     def __init__(self, d_in: int, d_out: int, bias: bool = True):
         super().__init__()
@@ -47,66 +51,86 @@ class Linear(Module):
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         return linear(x, self.weight, self.bias)
 
-# %% ../nbs/01_layers.ipynb #fc375917
+# %% ../nbs/01_layers.ipynb #3d399d5c
 def check_sizes(**sizes: int) -> None:
-    "Raise `TypeError` or `ValueError`, naming the culprit, unless every size is an integer of at least 1."
+    """Raise `TypeError` or `ValueError`, naming the culprit, unless every size is an integer of
+    at least 1."""
     for name, size in sizes.items():
-        if not isinstance(size, int) or isinstance(size, bool): raise TypeError(f"{name} must be an integer, got {size!r}")
+        if not isinstance(size, int) or isinstance(size, bool):
+            raise TypeError(f"{name} must be an integer, got {size!r}")
         if size < 1: raise ValueError(f"{name} must be at least 1, got {size}")
 
-# %% ../nbs/01_layers.ipynb #45bed093
+# %% ../nbs/01_layers.ipynb #9a3abbeb
 def check_ids(
     ids: Int[Tensor, "..."],  # token ids
     size: int,  # how many there are; ids go from 0 to size - 1
     name: str = "ids",  # what to call them in the message
 ) -> None:
     "Raise `TypeError` for ids that are not integers and `ValueError` for ids outside [0, size)."
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool: raise TypeError(f"{name} must be integers (torch.long), got {ids.dtype}")
+    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+        raise TypeError(f"{name} must be integers (torch.long), got {ids.dtype}")
     if ids.numel() == 0 or ids.is_meta or torch.compiler.is_compiling(): return
     low, high = ids.aminmax()
-    if low < 0 or high >= size: raise ValueError(f"{name} must lie in 0..{size - 1}, got values from {low.item()} to {high.item()}")
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"{name} must lie in 0..{size - 1}, got values from {low.item()} to {high.item()}"
+        )
 
-# %% ../nbs/01_layers.ipynb #7b6567b3
+# %% ../nbs/01_layers.ipynb #41f29c45
 def embedding(
     ids: Int[Tensor, "*batch"],  # token ids
     weight: Float[Tensor, "n d"],  # a row per id
 ) -> Float[Tensor, "*batch d"]:
-    "The rows of `weight` that `ids` name. Raises `ValueError` for ids outside the table and `TypeError` for other than integers."
+    """The rows of `weight` that `ids` name.
+
+    Raises `ValueError` for ids outside the table and `TypeError` for other than integers."""
     check_ids(ids, len(weight))
     return weight.index_select(0, ids.flatten()).view(*ids.shape, weight.shape[1])
 
-# %% ../nbs/01_layers.ipynb #ffa0c28f
+# %% ../nbs/01_layers.ipynb #91ce1325
 class Embedding(Module):
-    "A table of `n` learned vectors, ids (...) -> (..., d), as `torch.nn.Embedding`. Raises as `embedding` does."
+    """A table of `n` learned vectors, ids (...) -> (..., d), as `torch.nn.Embedding`.
+
+    Raises as `embedding` does."""
 
     def __init__(self, n: int, d: int):
         super().__init__()
         check_sizes(n=n, d=d)
         self.weight = Parameter(torch.randn(n, d))
 
-    def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d"]: return embedding(ids, self.weight)
+    def forward(self, ids: Int[Tensor, "*batch"]) -> Float[Tensor, "*batch d"]:
+        return embedding(ids, self.weight)
 
-# %% ../nbs/01_layers.ipynb #c4638607
+# %% ../nbs/01_layers.ipynb #d78f4aac
 def layer_norm(
     x: Float[Tensor, "*batch d"],
     weight: Float[Tensor, "d"],  # gamma, the learned scale
     bias: Float[Tensor, "d"] | None = None,  # beta, the learned shift
     eps: float = 1e-5,
 ) -> Float[Tensor, "*batch d"]:
-    "Each vector along the last dimension to mean 0 and (biased) variance 1, then scaled and shifted (Ba et al. 2016)."
+    """Each vector along the last dimension to mean 0 and (biased) variance 1, then scaled and
+    shifted (Ba et al.
+
+    2016)."""
     centred = x - x.mean(-1, keepdim=True)
     variance = centred.square().mean(-1, keepdim=True)
     y = centred * (variance + eps).rsqrt() * weight
     return y if bias is None else y + bias
 
-# %% ../nbs/01_layers.ipynb #4e0954d2
+# %% ../nbs/01_layers.ipynb #d140c5b1
 class LayerNorm(Module):
-    "Layer norm over the last dimension, (..., d) -> (..., d), as `torch.nn.LayerNorm`. Raises `ValueError` for a size below 1."
+    """Layer norm over the last dimension, (..., d) -> (..., d), as `torch.nn.LayerNorm`.
+
+    Raises `ValueError` for a size below 1."""
 
     def __init__(self, d: int, eps: float = 1e-5):
         super().__init__()
         check_sizes(d=d)
-        self.weight, self.bias, self.eps = Parameter(torch.ones(d)), Parameter(torch.zeros(d)), eps
+        self.weight, self.bias, self.eps = (
+            Parameter(torch.ones(d)),
+            Parameter(torch.zeros(d)),
+            eps,
+        )
 
     def forward(self, x: Float[Tensor, "*batch d"]) -> Float[Tensor, "*batch d"]:
         return layer_norm(x, self.weight, self.bias, self.eps)
@@ -121,36 +145,45 @@ def gelu_tanh(x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     "The tanh approximation of the GELU, as GPT-2 uses it."
     return 0.5 * x * (1 + torch.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
-# %% ../nbs/01_layers.ipynb #055d6b65
+# %% ../nbs/01_layers.ipynb #311b15ba
 class GELU(Module):
-    "The GELU as a module; `approximate` is 'none' or 'tanh', as for `torch.nn.GELU`. Raises `ValueError` for anything else."
+    """The GELU as a module; `approximate` is 'none' or 'tanh', as for `torch.nn.GELU`.
+
+    Raises `ValueError` for anything else."""
 
     def __init__(self, approximate: str = "none"):
         super().__init__()
-        if approximate not in ("none", "tanh"): raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
+        if approximate not in ("none", "tanh"):
+            raise ValueError(f"approximate must be 'none' or 'tanh', got {approximate!r}")
         self.approximate = approximate
 
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return gelu(x) if self.approximate == "none" else gelu_tanh(x)
 
-# %% ../nbs/01_layers.ipynb #7eee659d
+# %% ../nbs/01_layers.ipynb #0f9eab4f
 def dropout(
     x: Float[Tensor, "..."],
     p: float,  # probability of dropping, in [0, 1)
     training: bool = True,  # False: return x as it is
 ) -> Float[Tensor, "..."]:
-    "Set each number to zero with probability `p` and divide the others by `1 - p` (Srivastava et al. 2014)."
+    """Set each number to zero with probability `p` and divide the others by `1 - p` (Srivastava
+    et al.
+
+    2014)."""
     if not training or p == 0: return x
     keep = torch.rand_like(x) >= p
     return x * keep / (1 - p)
 
-# %% ../nbs/01_layers.ipynb #e47b8058
+# %% ../nbs/01_layers.ipynb #e31404a0
 class Dropout(Module):
-    "Dropout as a module, active only in training mode, as `torch.nn.Dropout`. Raises `ValueError` unless 0 <= p < 1."
+    """Dropout as a module, active only in training mode, as `torch.nn.Dropout`.
+
+    Raises `ValueError` unless 0 <= p < 1."""
 
     def __init__(self, p: float = 0.1):
         super().__init__()
         if not 0 <= p < 1: raise ValueError(f"dropout must be at least 0 and below 1, got {p}")
         self.p = p
 
-    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]: return dropout(x, self.p, self.training)
+    def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
+        return dropout(x, self.p, self.training)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TEXT', 'LINE', 'MUTED', 'SERIES', 'VARIABLES', 'STYLE', 'Picture', 'picture', 'canvas', 'attention_map',
-           'weight_scale', 'architecture_steps', 'architecture', 'draw_step', 'draw_residual', 'curves', 'Table',
-           'shown', 'table_cell']
+           'weight_scale', 'architecture_steps', 'architecture', 'draw_stream', 'draw_step', 'draw_residual', 'curves',
+           'Table', 'shown', 'table_cell']
 
 # %% ../nbs/90_pictures.ipynb #e504a84c
 import hashlib
@@ -21,24 +21,54 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 
-# %% ../nbs/90_pictures.ipynb #6d6deaa6
-TEXT, LINE, MUTED = "#010203", "#a0a1a2", "#717273"  # placeholders: text, hairlines, what should stay in the background
-SERIES = ("#2f6fc4", "#c25a12", "#2b8a4b", "#c23b6a", "#7a52c7", "#5c6670")  # one colour per series, in this order
-VARIABLES = {TEXT: "currentColor", LINE: "var(--mg-line, #a0a1a2)", MUTED: "var(--mg-muted, #717273)"} | {
-    colour: f"var(--mg-{i}, {colour})" for i, colour in enumerate(SERIES, 1)}
+# %% ../nbs/90_pictures.ipynb #31c539e5
+TEXT, LINE, MUTED = (
+    "#010203",
+    "#a0a1a2",
+    "#717273",
+)  # placeholders: text, hairlines, what should stay in the background
+SERIES = (
+    "#2f6fc4",
+    "#c25a12",
+    "#2b8a4b",
+    "#c23b6a",
+    "#7a52c7",
+    "#5c6670",
+)  # one colour per series, in this order
+VARIABLES = {
+    TEXT: "currentColor",
+    LINE: "var(--mg-line, #a0a1a2)",
+    MUTED: "var(--mg-muted, #717273)",
+} | {colour: f"var(--mg-{i}, {colour})" for i, colour in enumerate(SERIES, 1)}
 
-# %% ../nbs/90_pictures.ipynb #86b44e27
+# %% ../nbs/90_pictures.ipynb #ca259720
 STYLE = {
-    "svg.fonttype": "none", "svg.hashsalt": "minigpt", "font.family": "sans-serif", "font.size": 10,
-    "text.color": TEXT, "axes.labelcolor": TEXT, "xtick.color": LINE, "ytick.color": LINE, "xtick.labelcolor": TEXT, "ytick.labelcolor": TEXT,
-    "axes.edgecolor": LINE, "axes.linewidth": 0.8, "axes.spines.top": False, "axes.spines.right": False, "axes.titlesize": 10,
-    "axes.prop_cycle": matplotlib.cycler(color=SERIES), "lines.linewidth": 1.6, "legend.frameon": False, "grid.color": LINE,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "minigpt",
+    "font.family": "sans-serif",
+    "font.size": 10,
+    "text.color": TEXT,
+    "axes.labelcolor": TEXT,
+    "xtick.color": LINE,
+    "ytick.color": LINE,
+    "xtick.labelcolor": TEXT,
+    "ytick.labelcolor": TEXT,
+    "axes.edgecolor": LINE,
+    "axes.linewidth": 0.8,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.titlesize": 10,
+    "axes.prop_cycle": matplotlib.cycler(color=SERIES),
+    "lines.linewidth": 1.6,
+    "legend.frameon": False,
+    "grid.color": LINE,
 }
 
-# %% ../nbs/90_pictures.ipynb #bcfed733
+# %% ../nbs/90_pictures.ipynb #10ead346
 @dataclass(frozen=True)
 class Picture:
-    "A figure for the page: an inline SVG with its caption and the text that a screen reader reads."
+    """A figure for the page: an inline SVG with its caption and the text that a screen reader
+    reads."""
 
     svg: str  # the drawing
     caption: str  # what to conclude from it, one sentence or two
@@ -47,19 +77,30 @@ class Picture:
     def __repr__(self) -> str: return f"Picture({self.caption!r})"
 
     def _repr_html_(self) -> str:
-        svg = self.svg.replace("<svg ", f'<svg role="img" aria-label="{html.escape(self.alt)}" ', 1)
+        svg = self.svg.replace(
+            "<svg ", f'<svg role="img" aria-label="{html.escape(self.alt)}" ', 1
+        )
         return f'<figure class="mg-figure">{svg}<figcaption>{html.escape(self.caption)}</figcaption></figure>'
 
-# %% ../nbs/90_pictures.ipynb #284b9124
+# %% ../nbs/90_pictures.ipynb #20f1d56c
 def picture(
     figure: Figure,  # a finished matplotlib figure
     caption: str,  # what to conclude
     alt: str,  # what is to be seen
 ) -> Picture:  # the same figure, following the page's colours
-    "Turn a matplotlib figure into an inline SVG in the page's colours; equal figures give equal text."
+    """Turn a matplotlib figure into an inline SVG in the page's colours; equal figures give equal
+    text."""
     out = io.StringIO()
-    with matplotlib.rc_context(STYLE): figure.savefig(out, format="svg", transparent=True, bbox_inches="tight", pad_inches=0.04, metadata={"Date": None})
-    svg = out.getvalue()[out.getvalue().index("<svg"):]
+    with matplotlib.rc_context(STYLE):
+        figure.savefig(
+            out,
+            format="svg",
+            transparent=True,
+            bbox_inches="tight",
+            pad_inches=0.04,
+            metadata={"Date": None},
+        )
+    svg = out.getvalue()[out.getvalue().index("<svg"):].replace("<svg ", '<svg fill="currentColor" ', 1)
     svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.S)
     svg = re.sub(r"\d+\.\d{3,}", lambda number: f"{float(number[0]):.2f}", svg)
     for placeholder, colour in VARIABLES.items(): svg = svg.replace(placeholder, colour)
@@ -78,7 +119,7 @@ def canvas(
         FigureCanvasSVG(figure)
         return figure, list(figure.subplots(1, columns, squeeze=False)[0])
 
-# %% ../nbs/90_pictures.ipynb #109124b0
+# %% ../nbs/90_pictures.ipynb #214d2b89
 def attention_map(
     panel: Axes,  # where to draw
     weights: Sequence[Sequence[float]],  # one row per query, one entry per key
@@ -86,29 +127,52 @@ def attention_map(
     keys: Sequence[str],  # labels of the columns
     peak: float | None = None,  # the weight of the darkest square; None: the largest one here
 ) -> None:
-    "Draw attention weights as squares. Raises `ValueError` if labels and weights do not fit together."
+    """Draw attention weights as squares.
+
+    Raises `ValueError` if labels and weights do not fit together."""
     if len(weights) != len(queries) or any(len(row) != len(keys) for row in weights):
-        raise ValueError(f"weights must be {len(queries)} rows of {len(keys)} entries to fit the labels, got {len(weights)} rows of {[len(r) for r in weights]}")
+        raise ValueError(
+            f"weights must be {len(queries)} rows of {len(keys)} entries to fit the labels, got {len(weights)} rows of {[len(r) for r in weights]}"
+        )
     peak = peak or max(map(max, weights)) or 1.0
     for q, row in enumerate(weights):
         for k, weight in enumerate(row):
-            if weight > 0: panel.add_patch(Rectangle((k - 0.46, q - 0.46), 0.92, 0.92, facecolor=SERIES[0], alpha=weight / peak, linewidth=0))
+            if weight > 0:
+                panel.add_patch(
+                    Rectangle(
+                        (k - 0.46, q - 0.46),
+                        0.92,
+                        0.92,
+                        facecolor=SERIES[0],
+                        alpha=weight / peak,
+                        linewidth=0,
+                    )
+                )
     panel.set(xlim=(-0.6, len(keys) - 0.4), ylim=(len(queries) - 0.4, -0.6), aspect="equal")
     panel.set_xticks(range(len(keys)), keys); panel.set_yticks(range(len(queries)), queries)
     panel.tick_params(length=0); panel.spines[:].set_visible(False)
 
-# %% ../nbs/90_pictures.ipynb #ba5828ee
+# %% ../nbs/90_pictures.ipynb #6100d910
 def weight_scale(
-    figure: Figure,  # the figure that gets a scale at its right edge
-    panels: Sequence[Axes],  # the panels it belongs to
+    panel: Axes,  # the scale is drawn at its right edge
     peak: float,  # the weight of the darkest square
 ) -> None:
     "Draw the scale of attention weights, from 0 to `peak`."
-    bar = figure.colorbar(matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(0, peak)), ax=list(panels), fraction=0.04, pad=0.02, aspect=18)
-    bar.ax.clear()
-    for i in range(20): bar.ax.add_patch(Rectangle((0, i / 20), 1, 1 / 20, facecolor=SERIES[0], alpha=(i + 0.5) / 20, linewidth=0))
-    bar.ax.set(xlim=(0, 1), ylim=(0, 1), xticks=[]); bar.ax.set_yticks([0, 1], ["0", f"{peak:.2f}"])
-    bar.ax.spines[:].set_visible(False); bar.ax.tick_params(length=0); bar.ax.yaxis.tick_right()
+    bar = panel.inset_axes([1.04, 0, 0.045, 1])
+    for i in range(20):
+        bar.add_patch(
+            Rectangle(
+                (0, i / 20),
+                1,
+                1 / 20,
+                facecolor=SERIES[0],
+                alpha=(i + 0.5) / 20,
+                linewidth=0,
+                antialiased=False,
+            )
+        )
+    bar.set(xlim=(0, 1), ylim=(0, 1), xticks=[]); bar.set_yticks([0, 1], ["0", f"{peak:.2f}"])
+    bar.spines[:].set_visible(False); bar.tick_params(length=0); bar.yaxis.tick_right()
 
 # %% ../nbs/90_pictures.ipynb #20027782
 def architecture_steps(
@@ -126,46 +190,59 @@ def architecture_steps(
         ("lm_head", "output head", f"(B, T, {config.vocab_size})"),
     ]
 
-# %% ../nbs/90_pictures.ipynb #645547d5
+# %% ../nbs/90_pictures.ipynb #b3c7043b
 def architecture(
     config,  # a `GPTConfig`
     here: Sequence[str] = (),  # names of the parts to highlight; none: all of them
 ) -> Picture:
-    "Draw the model from its config, with the parts named in `here` highlighted and the others dimmed."
+    """Draw the model from its config, with the parts named in `here` highlighted.
+
+    Raises `ValueError` for a name that is no part."""
     steps = architecture_steps(config)
-    unknown = set(here) - {name for name, _, _ in steps}
-    if unknown: raise ValueError(f"here={sorted(unknown)} names no part; parts are {[name for name, _, _ in steps]}")
+    names = [name for name, _, _ in steps]
+    if unknown := sorted(set(here) - set(names)): raise ValueError(f"here={unknown} names no part; parts are {names}")
     figure, (panel,) = canvas(height=4.3, width=5.6)
     panel.axis("off")
     panel.set(xlim=(0, 10), ylim=(-9.6, 0.9))
     heights = [-1.1, -2.6, -3.6, -5.1, -6.1, -7.5, -8.5]
-    panel.text(3.6, 0, "ids  (B, T)", ha="center", va="center")
-    for (name, what, shape), y in zip(steps, heights):
-        draw_step(panel, y, name, what, shape, not here or name in here)
-    for top, bottom in zip([0, *heights], heights): panel.annotate("", (3.6, bottom + 0.38), (3.6, top - 0.38 + 0.1 * (top == 0)), arrowprops={"arrowstyle": "-|>", "color": LINE, "shrinkA": 0, "shrinkB": 0})
-    for start, end in ((-1.85, -4.35), (-4.35, -6.8)): draw_residual(panel, start, end)
-    panel.add_patch(Rectangle((0.05, -6.95), 9.9, 5.2, fill=False, edgecolor=LINE, linestyle=(0, (3, 3)), linewidth=0.8))
-    panel.text(9.85, -6.72, f"block, {config.n_layers} times", ha="right", va="center", color=MUTED)
-    panel.text(3.6, -9.4, "logits  (B, T, V)", ha="center", va="center")
+    for y, (name, what, shape) in zip(heights, steps): draw_step(panel, y, name, what, shape, not here or name in here)
+    draw_stream(panel, [0, *heights], config.n_layers)
     lit = f"highlighted: {', '.join(here)}" if here else "every part highlighted"
-    return picture(figure, f"The model, drawn from its config; {lit}.", "From top to bottom: " + "; ".join(f"{n}, {w}, {s}" for n, w, s in steps))
+    alt = "From top to bottom: " + "; ".join(", ".join(step) for step in steps)
+    return picture(figure, f"The model, drawn from its config; {lit}.", alt)
 
-# %% ../nbs/90_pictures.ipynb #c1f6e98d
+# %% ../nbs/90_pictures.ipynb #4993abc3
+def draw_stream(panel: Axes, heights: Sequence[float], n_layers: int) -> None:
+    "What connects the boxes: arrows from each to the next, the ways around the sublayers, the frame of a block."
+    panel.text(3.6, 0, "ids  (B, T)", ha="center", va="center")
+    panel.text(3.6, -9.4, "logits  (B, T, V)", ha="center", va="center")
+    arrow = {"arrowstyle": "-|>", "color": LINE, "shrinkA": 0, "shrinkB": 0}
+    for top, bottom in zip(heights, heights[1:]):
+        panel.annotate("", (3.6, bottom + 0.38), (3.6, top - (0.38 if top else 0.28)), arrowprops=arrow)
+    for start, end in ((-1.85, -4.35), (-4.35, -6.8)): draw_residual(panel, start, end)
+    frame = Rectangle((0.05, -6.95), 9.9, 5.2, fill=False, edgecolor=LINE, linestyle=(0, (3, 3)), linewidth=0.8)
+    panel.add_patch(frame)
+    panel.text(9.85, -6.72, f"block, {n_layers} times", ha="right", va="center", color=MUTED)
+
+# %% ../nbs/90_pictures.ipynb #3d6f6eb9
 def draw_step(panel: Axes, y: float, name: str, what: str, shape: str, lit: bool) -> None:
     "One box of the architecture, with the shape that leaves it."
-    panel.add_patch(FancyBboxPatch((1.0, y - 0.36), 5.2, 0.72, boxstyle="round,pad=0,rounding_size=0.15", facecolor=SERIES[0], alpha=0.22 if lit else 0.04, linewidth=0))
-    panel.add_patch(FancyBboxPatch((1.0, y - 0.36), 5.2, 0.72, boxstyle="round,pad=0,rounding_size=0.15", fill=False, edgecolor=SERIES[0] if lit else LINE, linewidth=1.1 if lit else 0.7))
+    def box(**look): panel.add_patch(FancyBboxPatch((1.0, y - 0.36), 5.2, 0.72, boxstyle="round,pad=0,rounding_size=0.15", **look))
+    box(facecolor=SERIES[0], alpha=0.22 if lit else 0.04, linewidth=0)
+    box(fill=False, edgecolor=SERIES[0] if lit else LINE, linewidth=1.1 if lit else 0.7)
     colour = TEXT if lit else MUTED
     panel.text(3.6, y, what, ha="center", va="center", color=colour, fontsize=9.5)
     panel.text(6.45, y, f"{name}  {shape}", ha="left", va="center", color=colour, fontsize=8.5)
 
-# %% ../nbs/90_pictures.ipynb #1922231a
+# %% ../nbs/90_pictures.ipynb #00337661
 def draw_residual(panel: Axes, start: float, end: float) -> None:
     "The way around a sublayer: the residual stream, with the plus where the two meet."
     panel.plot([3.6, 0.5, 0.5, 3.45], [start, start, end, end], color=SERIES[1], linewidth=1.3)
-    panel.text(3.6, end, "+", ha="center", va="center", color=SERIES[1], fontsize=12, fontweight="bold")
+    panel.text(
+        3.6, end, "+", ha="center", va="center", color=SERIES[1], fontsize=12, fontweight="bold"
+    )
 
-# %% ../nbs/90_pictures.ipynb #cee50565
+# %% ../nbs/90_pictures.ipynb #83bdb653
 def curves(
     panel: Axes,  # where to draw
     lines: dict[str, tuple[Sequence, Sequence]],  # label -> (x values, y values)
@@ -173,43 +250,56 @@ def curves(
     ylabel: str,
 ) -> None:
     "Draw labelled lines, each label in its line's colour."
-    for colour, (label, (xs, ys)) in zip(SERIES, lines.items()): panel.plot(xs, ys, color=colour, label=label)
+    for colour, (label, (xs, ys)) in zip(SERIES, lines.items()):
+        panel.plot(xs, ys, color=colour, label=label)
     panel.set(xlabel=xlabel, ylabel=ylabel)
     panel.grid(axis="y", linewidth=0.4, alpha=0.5)
-    if len(lines) > 1: panel.legend(labelcolor="linecolor", handlelength=1.2)
+    if len(lines) > 1: panel.legend(labelcolor="linecolor", handlelength=1.2, frameon=False)
 
-# %% ../nbs/90_pictures.ipynb #5890b981
+# %% ../nbs/90_pictures.ipynb #9454dc8f
 @dataclass(frozen=True)
 class Table:
-    "Rows of the same columns, shown as a table; numbers stand to the right. Raises `ValueError` if rows differ in their columns."
+    """Rows of the same columns, shown as a table; numbers stand to the right.
+
+    Raises `ValueError` if there are no rows, or rows that differ in their columns."""
 
     rows: Sequence[dict]  # one dictionary per row, with the same keys in the same order
-    caption: str = ""
 
     def __post_init__(self):
+        if not self.rows: raise ValueError("a table needs at least one row")
+        first = list(self.rows[0])
         for i, row in enumerate(self.rows):
-            if list(row) != list(self.rows[0]): raise ValueError(f"row {i} has the columns {list(row)}, the first row has {list(self.rows[0])}")
+            if list(row) != first: raise ValueError(f"row {i} has the columns {list(row)}, the first row has {first}")
+
+    @classmethod
+    def from_columns(cls, columns: dict[str, Sequence]):
+        "A table from its columns, which are equally long."
+        return cls([dict(zip(columns, row)) for row in zip(*columns.values(), strict=True)])
 
     def __repr__(self) -> str:
         lines = [list(self.rows[0]), *([shown(x) for x in row.values()] for row in self.rows)]
         widths = [max(map(len, column)) for column in zip(*lines)]
-        return "\n".join("  ".join(f"{text:<{w}}" if i == 0 else f"{text:>{w}}" for i, (text, w) in enumerate(zip(line, widths))) for line in lines)
+        return "\n".join("  ".join([line[0].ljust(widths[0]), *map(str.rjust, line[1:], widths[1:])]) for line in lines)
 
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in self.rows[0])
-        body = "".join(f"<tr>{''.join(table_cell(x) for x in row.values())}</tr>" for row in self.rows)
-        caption = f"<caption>{html.escape(self.caption)}</caption>" if self.caption else ""
-        return f'<table class="mg-table">{caption}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+        body = "".join(f"<tr>{''.join(map(table_cell, row.values()))}</tr>" for row in self.rows)
+        return f'<table class="mg-table"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
 
-# %% ../nbs/90_pictures.ipynb #d89c10ad
+# %% ../nbs/90_pictures.ipynb #8d0630ed
 def shown(
     x: object,
 ) -> str:
-    "How a table writes a value: integers with thousands separated, other numbers in three significant digits."
+    """How a table writes a value: integers with thousands separated, other numbers in three
+    significant digits."""
     if isinstance(x, bool) or not isinstance(x, (int, float)): return str(x)
     return f"{x:,}" if isinstance(x, int) else f"{x:.3g}"
 
-# %% ../nbs/90_pictures.ipynb #73f3bb6a
+# %% ../nbs/90_pictures.ipynb #f8d0f658
 def table_cell(x: object) -> str:
     "A cell of an HTML table; numbers are marked, so that the page can align them."
-    return f'<td class="number">{shown(x)}</td>' if isinstance(x, (int, float)) and not isinstance(x, bool) else f"<td>{html.escape(shown(x))}</td>"
+    return (
+        f'<td class="number">{shown(x)}</td>'
+        if isinstance(x, (int, float)) and not isinstance(x, bool)
+        else f"<td>{html.escape(shown(x))}</td>"
+    )

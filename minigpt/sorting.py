@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['TRAIN', 'VALIDATION', 'HELD_OUT', 'SORT_CONFIG', 'all_rows', 'stable_hash', 'part_of', 'sorting_batch', 'random_rows',
-           'SortTask', 'exactly_sorted', 'sort_digits', 'SortRun', 'train_sorter', 'save_sorter', 'shipped_sorter',
-           'load_sorter', 'sorter_origin']
+           'SortTask', 'exactly_sorted', 'sort_digits', 'SortRun', 'train_sorter', 'spread', 'save_sorter',
+           'shipped_sorter', 'load_sorter', 'sorter_origin']
 
 # %% ../nbs/06_sorting.ipynb #937981ec
 import json
@@ -24,21 +24,24 @@ from .generation import generate
 from .model import GPT, PRESETS, GPTConfig, attention_maps, evaluating
 from .training import TrainConfig, train
 
-# %% ../nbs/06_sorting.ipynb #eb3a0479
+# %% ../nbs/06_sorting.ipynb #24acd26b
 def all_rows(
     length: int = 6,  # digits per row
     base: int = 10,  # how many different digits
 ) -> Int[Tensor, "N length"]:  # every row there is, base ** length of them
     "Every sequence of digits, in counting order."
     numbers = torch.arange(base**length)
-    return torch.stack([numbers // base**place % base for place in reversed(range(length))], dim=1)
+    return torch.stack(
+        [numbers // base**place % base for place in reversed(range(length))], dim=1
+    )
 
-# %% ../nbs/06_sorting.ipynb #bb306c01
+# %% ../nbs/06_sorting.ipynb #7abcc97d
 def stable_hash(
     rows: Int[Tensor, "N length"],
     key: int = 0,  # another key gives another hash
 ) -> Int[Tensor, "N"]:  # in [0, 2 ** 32)
-    "A hash of each row by integer arithmetic alone: the same in every process and on every platform."
+    """A hash of each row by integer arithmetic alone: the same in every process and on every
+    platform."""
     mask = 0xFFFFFFFF
     h = torch.full((len(rows),), (key * 0x9E3779B1 + rows.shape[1]) & mask)
     for column in rows.T:
@@ -50,27 +53,31 @@ def stable_hash(
 # %% ../nbs/06_sorting.ipynb #984786cd
 TRAIN, VALIDATION, HELD_OUT = 0, 1, 2
 
-# %% ../nbs/06_sorting.ipynb #478f7875
+# %% ../nbs/06_sorting.ipynb #b1fbd564
 def part_of(
     rows: Int[Tensor, "N length"],
-    by: str = "sequence",  # what is kept together: a "sequence", or a "multiset" with all its orders
+    by: str = "sequence",  # kept together: a "sequence", or a "multiset" in all its orders
 ) -> Int[Tensor, "N"]:  # TRAIN, VALIDATION or HELD_OUT
-    "Which part each row belongs to: 4 of 16 held out, 1 for validation, 11 to train on. Raises `ValueError` for another `by`."
-    if by not in ("sequence", "multiset"): raise ValueError(f"by must be 'sequence' or 'multiset', got {by!r}")
+    """Which part each row belongs to: 4 of 16 held out, 1 for validation, 11 to train on.
+
+    Raises `ValueError` for another `by`."""
+    if by not in ("sequence", "multiset"):
+        raise ValueError(f"by must be 'sequence' or 'multiset', got {by!r}")
     bucket = stable_hash(rows if by == "sequence" else rows.sort(-1).values) % 16
     return torch.where(bucket < 4, HELD_OUT, torch.where(bucket == 4, VALIDATION, TRAIN))
 
-# %% ../nbs/06_sorting.ipynb #5ecc2d76
+# %% ../nbs/06_sorting.ipynb #636b863d
 def sorting_batch(
     rows: Int[Tensor, "B length"],
 ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:  # inputs and targets, T = 2 * length - 1
-    "Digits followed by the sorted digits, cut into inputs and shifted targets; targets within the question are -100."
+    """Digits followed by the sorted digits, cut into inputs and shifted targets; targets within
+    the question are -100."""
     text = torch.cat([rows, rows.sort(-1).values], dim=1)
     targets = text[:, 1:].clone()
     targets[:, : rows.shape[1] - 1] = -100
     return text[:, :-1], targets
 
-# %% ../nbs/06_sorting.ipynb #b1cba0cb
+# %% ../nbs/06_sorting.ipynb #d90f8a3e
 def random_rows(
     n: int,
     length: int,
@@ -78,16 +85,19 @@ def random_rows(
     repeats: float,  # share of rows that are drawn from a few digits only
     generator: torch.Generator,
 ) -> Int[Tensor, "n length"]:
-    "Random rows; a share of them uses only k of the digits, k being random, so that repeated digits are common."
+    """Random rows; a share of them uses only k of the digits, k being random, so that repeated
+    digits are common."""
     alphabets = torch.rand(n, base, generator=generator).argsort(-1)
     sizes = torch.randint(1, base + 1, (n, 1), generator=generator)
     sizes = torch.where(torch.rand(n, 1, generator=generator) < repeats, sizes, base)
     return alphabets.gather(1, (torch.rand(n, length, generator=generator) * sizes).long())
 
-# %% ../nbs/06_sorting.ipynb #ac8c03e0
+# %% ../nbs/06_sorting.ipynb #d49443d8
 @dataclass(frozen=True)
 class SortTask:
-    "What is to be sorted, and how training batches are drawn. Raises `ValueError` for settings that make no task."
+    """What is to be sorted, and how training batches are drawn.
+
+    Raises `ValueError` for settings that make no task."""
 
     length: int = 6  # digits per row
     base: int = 10  # different digits
@@ -100,11 +110,15 @@ class SortTask:
         step: int,
         seed: int = 0,
     ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-        "The training batch of a step, a function of step and seed. Rows outside the training part are thrown away."
+        """The training batch of a step, a function of step and seed.
+
+        Rows outside the training part are thrown away."""
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         rows = torch.empty(0, self.length, dtype=torch.long)
         while len(rows) < self.batch_size:
-            drawn = random_rows(2 * self.batch_size, self.length, self.base, self.repeats, generator)
+            drawn = random_rows(
+                2 * self.batch_size, self.length, self.base, self.repeats, generator
+            )
             rows = torch.cat([rows, drawn[part_of(drawn, self.by) == TRAIN]])
         return sorting_batch(rows[: self.batch_size])
 
@@ -116,13 +130,14 @@ class SortTask:
         every = all_rows(self.length, self.base)
         return every[part_of(every, self.by) == part]
 
-# %% ../nbs/06_sorting.ipynb #0810b6a4
+# %% ../nbs/06_sorting.ipynb #214b0437
 def exactly_sorted(
     model: Callable[[Tensor], Tensor],
     rows: Int[Tensor, "N length"],
     batch_size: int = 1024,
 ) -> Bool[Tensor, "N"]:
-    "Whether greedy generation would sort each row without a mistake, found in one pass per batch."
+    """Whether greedy generation would sort each row without a mistake, found in one pass per
+    batch."""
     right = []
     with evaluating(model):
         for part in rows.split(batch_size):
@@ -131,14 +146,19 @@ def exactly_sorted(
             right.append((model(idx)[:, tail].argmax(-1) == targets[:, tail]).all(-1))
     return torch.cat(right)
 
-# %% ../nbs/06_sorting.ipynb #0c4a75a7
+# %% ../nbs/06_sorting.ipynb #bb4300ab
 def sort_digits(
     model: GPT,  # a trained sorter
     rows: Int[Tensor, "N length"],
 ) -> Int[Tensor, "N length"]:  # what the model takes for the sorted rows
-    "Let a sorter continue each row greedily. Raises `ValueError` for rows of another length than it was trained on."
+    """Let a sorter continue each row greedily.
+
+    Raises `ValueError` for rows of another length than it was trained on."""
     length = (model.config.context_length + 1) // 2
-    if rows.ndim != 2 or rows.shape[1] != length: raise ValueError(f"rows must be (N, {length}), the length this sorter was trained on, got {tuple(rows.shape)}")
+    if rows.ndim != 2 or rows.shape[1] != length:
+        raise ValueError(
+            f"rows must be (N, {length}), as this sorter was trained, got {tuple(rows.shape)}"
+        )
     return generate(model, rows, length, temperature=0)[:, length:]
 
 # %% ../nbs/06_sorting.ipynb #9f34e6d9
@@ -152,10 +172,12 @@ class SortRun:
     accuracy: list[float]  # share of validation rows sorted exactly, there
     seed: int
 
-# %% ../nbs/06_sorting.ipynb #3ecb1c22
-SORT_CONFIG = TrainConfig(steps=2000, lr=2e-3, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0)
+# %% ../nbs/06_sorting.ipynb #c756907f
+SORT_CONFIG = TrainConfig(
+    steps=2000, lr=2e-3, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0
+)
 
-# %% ../nbs/06_sorting.ipynb #010d8da5
+# %% ../nbs/06_sorting.ipynb #47f00883
 def train_sorter(
     seed: int = 0,
     task: SortTask = SortTask(),
@@ -165,14 +187,13 @@ def train_sorter(
     n_validation: int = 1000,  # validation rows per measurement
     progress: bool | None = None,
 ) -> SortRun:
-    "Train a sorter from scratch. Everything random comes from the seed; the global generator is left as it was."
-    validation = task.rows(VALIDATION)
-    validation = validation[torch.randperm(len(validation), generator=torch.Generator().manual_seed(0))[:n_validation]]
-    steps, accuracy = [], []
+    "Train a sorter; everything random comes from the seed, and the global generator stays as it was."
+    steps, accuracy, validation = [], [], spread(task.rows(VALIDATION), n_validation)
 
     def watch(step, loss=None):
         if step % every and step != config.steps: return
-        steps.append(step); accuracy.append(exactly_sorted(model, validation).float().mean().item())
+        steps.append(step)
+        accuracy.append(exactly_sorted(model, validation).float().mean().item())
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -181,15 +202,32 @@ def train_sorter(
         losses = train(model, lambda step: task.batch_at(step, seed), config, watch=watch, progress=progress)
     return SortRun(model.eval(), losses, steps, accuracy, seed)
 
-# %% ../nbs/06_sorting.ipynb #ad230338
+# %% ../nbs/06_sorting.ipynb #aedd1d0a
+def spread(
+    rows: Int[Tensor, "N length"],
+    n: int,
+) -> Int[Tensor, "M length"]:
+    "At most `n` of the rows, at equal distances from the first to the last."
+    return rows[torch.linspace(0, len(rows) - 1, min(n, len(rows))).long()]
+
+# %% ../nbs/06_sorting.ipynb #0e2f4945
 def save_sorter(
     run: SortRun,
     path: Path | str,
     **origin: str,  # more about where it comes from
 ) -> None:
     "Write a sorter as safetensors, with its config and origin in the file's metadata."
-    origin = {"seed": str(run.seed), "steps": str(len(run.losses)), "config": json.dumps(asdict(run.model.config)), **origin}
-    save_file({name: w.contiguous() for name, w in run.model.state_dict().items()}, path, metadata=origin)
+    origin = {
+        "seed": str(run.seed),
+        "steps": str(len(run.losses)),
+        "config": json.dumps(asdict(run.model.config)),
+        **origin,
+    }
+    save_file(
+        {name: w.contiguous() for name, w in run.model.state_dict().items()},
+        path,
+        metadata=origin,
+    )
 
 # %% ../nbs/06_sorting.ipynb #cc17cb43
 def shipped_sorter() -> Path:
@@ -206,9 +244,10 @@ def load_sorter(
         model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
     return model.eval()
 
-# %% ../nbs/06_sorting.ipynb #f0c22c54
+# %% ../nbs/06_sorting.ipynb #0df4fc16
 def sorter_origin(
     path: Path | str | None = None,  # None: the one that ships with the package
 ) -> dict[str, str]:  # seed, steps, config, and what else was noted
     "What the file says about where the sorter comes from."
-    with safe_open(shipped_sorter() if path is None else path, "pt") as file: return dict(file.metadata())
+    with safe_open(shipped_sorter() if path is None else path, "pt") as file:
+        return dict(file.metadata())

@@ -21,8 +21,8 @@ def model_of(block: type = Block) -> GPT:
 
 def seen_by_change(model: GPT, idx: Tensor) -> Tensor:
     "Entry (t, u): whether the logits at position t change, by any bit, when the token at u does."
-    before = model(idx)
-    changed = [idx.index_fill(1, torch.tensor([u]), 0).where(torch.arange(idx.shape[1]) != u, (idx + 1) % CONFIG.vocab_size) for u in range(idx.shape[1])]
+    before, places = model(idx), torch.arange(idx.shape[1])
+    changed = [(idx + (places == u)) % CONFIG.vocab_size for u in places]
     return torch.stack([(model(other) != before).any(-1).any(0) for other in changed], dim=1)
 
 

@@ -101,6 +101,8 @@ def test_pictures_say_what_is_to_be_seen(name):
     for picture in soup(name).select("main svg:not(svg svg), main img"):
         text = picture.get("aria-label") or picture.get("alt") or ""
         assert len(text.strip()) > 10 or picture.get("aria-hidden") == "true", str(picture)[:200]
+        white = re.search(r"(?:fill|stroke|background)(?:=\"|:\s*)(?:#fff\b|#ffffff|white)", str(picture))
+        assert white is None, f"{white[0]} in a drawing is a white patch on a dark page: {str(picture)[:120]}"
     for figure in soup(name).select("figure.mg-figure"): assert figure.figcaption is not None and figure.figcaption.get_text().strip()
 
 
@@ -314,6 +316,7 @@ def test_indentation_and_characters_of_code_survive():
     page = BeautifulSoup(content(f'<pre class="sourceCode python"><code class="sourceCode python">{source}</code></pre>'), "html.parser")
     assert page.pre.get_text() == "def f(a, b):\n    if a < b:\n\n        return '&'"
     assert page.select_one("button.mg-copy") is not None
+    assert content('<pre class="sourceCode python"><code>match(f, lambda x: x)</code></pre>').count('class="k"') == 1  # lambda
 
 
 def test_tabs_and_folded_notes_need_no_library():

@@ -239,6 +239,15 @@ def test_equal_code_gives_equal_files(ran: Path):
     assert {p.name: p.read_bytes() for p in notebooks.paths(ran)} == first
 
 
+def test_equal_code_gives_equal_figures(project: Path):
+    path = project / "nbs" / "90_pictures.ipynb"
+    made = []
+    for _ in range(2):
+        chapters.make(project, [path.stem], refresh=True, say=lambda _: None)
+        made.append(path.read_bytes())
+    assert b"<svg" in made[0] and made[0] == made[1]
+
+
 def test_a_failing_chapter_is_left_as_it_was(ran: Path):
     path = ran / "nbs" / "01_first.ipynb"
     edit(path, "return 1", "return 1 / 0")

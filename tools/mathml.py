@@ -151,6 +151,7 @@ def _narrow_roots(font):
         widths[name] = (target, round(side * target / width))
 
 
+@lru_cache(maxsize=1)
 def math_font() -> bytes:
     """A subset of STIX Two Math (OFL 1.1, carried by the package ziamath) as woff2, byte for byte the same on every call.
 

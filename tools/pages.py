@@ -79,7 +79,9 @@ def _classes(tag): return tag.get('class') or []
 def _code(text, language):
     try: lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False) if language else None
     except ClassNotFound: lexer = None
-    return highlight(text, lexer, _FORMAT).rstrip('\n') if lexer else html.escape(text, quote=False)
+    if lexer is None: return html.escape(text, quote=False)
+    # `match(...)` is a call, which Pygments takes for the statement
+    return re.sub(r'<span class="k">(match|case|type)</span>(?=<span class="p">\()', r'\1', highlight(text, lexer, _FORMAT).rstrip('\n'))
 
 
 class Page:

@@ -111,7 +111,8 @@
   const mark = (text, words) => {
     const low = text.toLowerCase();
     const hits = words.map((w) => low.indexOf(w)).filter((i) => i >= 0);
-    const from = Math.max(0, (hits.length ? Math.min(...hits) : 0) - 40);
+    const near = Math.max(0, (hits.length ? Math.min(...hits) : 0) - 40);
+    const from = near && text.indexOf(' ', near) + 1;  // at the start of a word
     const piece = (from ? '…' : '') + text.slice(from, from + 150) + (from + 150 < text.length ? '…' : '');
     const pattern = new RegExp(`(${words.map((w) => w.replace(/[.*+?^${}()|[\]\\]/g, '\\$&')).join('|')})`, 'gi');
     return piece.split(pattern).map((s, i) => (i % 2 ? `<mark>${escape(s)}</mark>` : escape(s))).join('');

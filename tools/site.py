@@ -181,14 +181,13 @@ def build(root: Path,  # the repository
     if not old and any(p.is_file() for p in out.rglob('*')):
         if out != root / '_docs': raise SiteError(f'{out} is not empty and was not built by this command; remove it first')
         shutil.rmtree(out)  # what nbdev_docs wrote there
-    kept = out / 'assets' / 'math.woff2'
-    font = kept.read_bytes() if old.get('font') == font_key and kept.is_file() else None
+    font = next(filter(None, (_kept_font(folder, font_key) for folder in (out, root / '_docs'))), None)
     with tempfile.TemporaryDirectory(prefix='minigpt-site-') as work:
         staged = stage(root, Path(work) / root.name)
         book = read_book(root, staged)
         _trim(staged, book)
         files = finish(render(staged, renderer), book, root / 'nbs' / 'styles.css', font)
-    for problem in dead_links(files_text(files)): _say(f'site: dead link in {problem}')
+    for problem in dead_links(_texts(files)): _say(f'site: dead link in {problem}')
     for name in old.get('files', {}).keys() - files.keys(): (out / name).unlink(missing_ok=True)
     for name, data in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)
@@ -198,7 +197,13 @@ def build(root: Path,  # the repository
     return out
 
 
-def files_text(files): return {n: d.decode('utf-8', 'replace') if n.endswith('.html') else '' for n, d in files.items()}
+def _kept_font(folder, key):
+    "The font of an earlier build, which takes longer to make than everything else."
+    record, font = folder / '.built.json', folder / 'assets' / 'math.woff2'
+    return font.read_bytes() if record.is_file() and font.is_file() and json.loads(record.read_text()).get('font') == key else None
+
+
+def _texts(files): return {n: d.decode('utf-8', 'replace') if n.endswith('.html') else '' for n, d in files.items()}
 
 
 def _trim(staged, book):
