@@ -19,7 +19,7 @@ test: environment ## run everything that proves the book, except what is slow
 test-slow: environment ## run the slow tests: the slow cells, a wheel in an empty environment, nbdev 3
 	@$(PY) -m pytest -m slow
 
-serve: environment ## serve _docs/ on port $(PORT)
+serve: environment ## serve _docs/ at http://127.0.0.1:8000, or on the port that PORT=... names
 	@$(PY) -m tools serve --port $(PORT)
 
 refresh: environment ## run every chapter anew, slow cells included, and save the trained sorter

@@ -37,22 +37,20 @@ def keep_top_k(
     best = logits.sort(dim=-1, descending=True, stable=True).indices[..., :k]
     return torch.full_like(logits, -torch.inf).scatter(-1, best, logits.gather(-1, best))
 
-# %% ../nbs/04_generation.ipynb #004837bc
+# %% ../nbs/04_generation.ipynb #e8bdc339
 def keep_top_p(
     logits: Float[Tensor, "*batch V"],
     p: float,  # probability to reach, in (0, 1]
 ) -> Float[Tensor, "*batch V"]:
-    """The fewest most probable tokens that reach probability `p`, the others -inf (Holtzman et
-    al. 2019).
+    """The fewest most probable tokens that reach probability `p`, the others -inf.
 
-    Raises `ValueError` for p outside (0, 1]."""
+    Holtzman et al. 2019. Raises `ValueError` for p outside (0, 1]."""
     if not 0 < p <= 1: raise ValueError(f"top_p must lie in (0, 1], got {p}")
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
     shares = softmax(ordered)
     before = shares.cumsum(-1) - shares  # probability of everything better
-    return torch.full_like(logits, -torch.inf).scatter(
-        -1, order, ordered.masked_fill((before >= p) & (p < 1), -torch.inf)
-    )
+    if p < 1: ordered = ordered.masked_fill(before >= p, -torch.inf)  # p = 1 keeps everything
+    return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered)
 
 # %% ../nbs/04_generation.ipynb #b78dcba8
 def draw(
@@ -66,7 +64,7 @@ def draw(
     )
     return (ends < darts * ends[:, -1:]).sum(-1)
 
-# %% ../nbs/04_generation.ipynb #90e8fb6e
+# %% ../nbs/04_generation.ipynb #1f3ae9b7
 def sample(
     logits: Float[Tensor, "B V"],
     temperature: float = 1.0,  # 0: the most probable token
@@ -75,12 +73,12 @@ def sample(
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "B"]:
     "One token per row. Raises `ValueError` for settings outside their range."
-    if temperature < 0:
+    if not temperature >= 0:
         raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature}")
-    tempered = at_temperature(logits, temperature or 1.0)
-    if top_k is not None: tempered = keep_top_k(tempered, top_k)
-    if top_p is not None: tempered = keep_top_p(tempered, top_p)
-    return draw(softmax(tempered), generator) if temperature else logits.argmax(-1)
+    if temperature > 0: logits = at_temperature(logits, temperature)
+    if top_k is not None: logits = keep_top_k(logits, top_k)
+    if top_p is not None: logits = keep_top_p(logits, top_p)
+    return draw(softmax(logits), generator) if temperature > 0 else logits.argmax(-1)
 
 # %% ../nbs/04_generation.ipynb #79e0cc0c
 def recompute(
@@ -90,7 +88,7 @@ def recompute(
     every step."""
     return lambda idx: model(idx[:, -model.config.context_length :])[:, -1]
 
-# %% ../nbs/04_generation.ipynb #f0764b72
+# %% ../nbs/04_generation.ipynb #ff5b8340
 def generate(
     model: GPT,
     idx: Int[Tensor, "B T"],  # prompts, at least one token each
@@ -99,11 +97,12 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     seed: int | None = None,  # None: draw from torch's global generator
-    engine: Callable[[GPT], Callable[[Tensor], Tensor]] = recompute,  # makes what computes the next logits
+    engine: Callable[[GPT], Callable] = recompute,  # makes what computes the next logits
 ) -> Int[Tensor, "B T_plus_n"]:  # prompts with their continuations
     """Append `n_tokens` sampled tokens.
 
-    With a seed the result depends on nothing else, and the global generator stays as it was."""
+    With a seed, the global generator is neither read nor changed. Raises `ValueError` for a
+    negative number of tokens, an empty prompt, or settings outside their range."""
     if n_tokens < 0: raise ValueError(f"n_tokens must be at least 0, got {n_tokens}")
     if idx.ndim != 2 or idx.shape[1] == 0:
         raise ValueError(

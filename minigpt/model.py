@@ -108,15 +108,15 @@ class Block(Module):
         x = x + self.ff(self.ln_2(x))
         return x
 
-# %% ../nbs/03_model.ipynb #b8aeb7a8
+# %% ../nbs/03_model.ipynb #c61d9f25
 class GPT(Module):
-    "A decoder-only transformer: token ids (B, T) -> logits (B, T, V) for what follows each position."
+    "A decoder-only transformer: ids (B, T) -> logits (B, T, V) for what follows each position."
 
     def __init__(
         self,
         config: GPTConfig,
         block: Callable[[GPTConfig], Module] = Block,  # makes each block
-        positions: Callable[[GPTConfig], Module] = LearnedPositions,  # makes what tells positions apart
+        positions: Callable[[GPTConfig], Module] = LearnedPositions,  # tells positions apart
     ):
         super().__init__()
         self.config = config
@@ -133,33 +133,34 @@ class GPT(Module):
         idx: Int[Tensor, "B T"],  # token ids; raises as `positions_of` and `check_ids` do
         cache: object | None = None,  # keys and values of earlier positions; None: there are none
     ) -> Float[Tensor, "B T V"]:  # logits
-        positions = positions_of(idx, 0 if cache is None else len(cache), self.config.context_length)
+        start = 0 if cache is None else len(cache)
+        positions = positions_of(idx, start, self.config.context_length)
         x = self.dropout(self.position_embedding.add(self.token_embedding(idx), positions))
         rotate = self.position_embedding.rotation(positions)
         for i, block in enumerate(self.blocks):
             x = block(x, rotate, None if cache is None else cache.layer(i))
         return self.lm_head(self.ln_f(x))
 
-# %% ../nbs/03_model.ipynb #4fad5ed7
+# %% ../nbs/03_model.ipynb #43b1c991
 def positions_of(
     idx: Int[Tensor, "B T"],  # token ids
     start: int,  # position of the first one
     limit: int,  # how many positions there are
 ) -> Int[Tensor, "T"]:
-    "The positions at which `idx` stands. Raises `ValueError` if there are none, or more than there can be."
+    "The positions at which `idx` stands. Raises `ValueError` for none, or too many."
     if idx.ndim != 2: raise ValueError(f"idx must have the shape (B, T), got {tuple(idx.shape)}")
     end = start + idx.shape[1]
     if end == start: raise ValueError("idx must hold at least one position, got none")
-    if end > limit: raise ValueError(f"idx must end within context_length={limit}, got {end} positions")
+    if end > limit: raise ValueError(f"idx must fit context_length={limit}, got {end} positions")
     return torch.arange(start, end, device=idx.device)
 
-# %% ../nbs/03_model.ipynb #3fbd77ad
+# %% ../nbs/03_model.ipynb #247fed23
 def init_weights(
     model: GPT,  # is changed in place
     std: float = 0.02,
 ) -> None:
-    """GPT-2's initial weights: matrices N(0, std), those that write to the stream smaller by
-    sqrt(2 n_layers), biases 0, norms 1."""
+    """Initial weights in the manner of GPT-2: matrices N(0, std), those that write to the
+    stream smaller by sqrt(2 n_layers), biases 0, norms 1."""
     writes = std / math.sqrt(2 * model.config.n_layers)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -234,7 +235,7 @@ def evaluating(
     finally:
         for module, training in modes: module.training = training
 
-# %% ../nbs/03_model.ipynb #1f177b90
+# %% ../nbs/03_model.ipynb #ae9cda82
 def tap(
     model: Module,
     idx: Int[Tensor, "B T"],
@@ -242,10 +243,8 @@ def tap(
 ) -> list[tuple[Tensor, Tensor]]:  # for each of them, its first input and its output
     "Run the model once in evaluation mode and return what passed through some of its modules."
     heard = {}
-    hooks = [
-        module.register_forward_hook(lambda m, args, out: heard.update({m: (args[0], out)}))
-        for module in modules
-    ]
+    def listen(module, args, out): heard[module] = (args[0], out)
+    hooks = [module.register_forward_hook(listen) for module in modules]
     try:
         with evaluating(model): model(idx)
     finally:
@@ -274,17 +273,11 @@ def trace_shapes(
     }
     return {name: tuple(tensor.shape) for name, tensor in steps.items()}
 
-# %% ../nbs/03_model.ipynb #644f1482
+# %% ../nbs/03_model.ipynb #26abcd57
 def attention_maps(
     model: GPT,
     idx: Int[Tensor, "B T"],
 ) -> Float[Tensor, "L B H T T"]:  # layer, sequence, head, query, key
     "The attention weights of every layer and head on `idx`."
-    return torch.stack(
-        [
-            weights
-            for weights, _ in tap(
-                model, idx, [block.attn.weight_dropout for block in model.blocks]
-            )
-        ]
-    )
+    drops = [block.attn.weight_dropout for block in model.blocks]
+    return torch.stack([weights for weights, _ in tap(model, idx, drops)])

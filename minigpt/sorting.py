@@ -7,29 +7,34 @@ __all__ = ['TRAIN', 'VALIDATION', 'HELD_OUT', 'SORT_CONFIG', 'all_rows', 'stable
            'SortTask', 'exactly_sorted', 'sort_digits', 'SortRun', 'train_sorter', 'spread', 'save_sorter',
            'shipped_sorter', 'load_sorter', 'sorter_origin']
 
-# %% ../nbs/06_sorting.ipynb #937981ec
+# %% ../nbs/06_sorting.ipynb #074764fb
 import json
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
 from .generation import generate
+from .layers import check_sizes
 from .model import GPT, PRESETS, GPTConfig, attention_maps, evaluating
-from .training import TrainConfig, train
+from .training import TrainConfig, seeded, train
 
-# %% ../nbs/06_sorting.ipynb #24acd26b
+# %% ../nbs/06_sorting.ipynb #dfbae93f
 def all_rows(
     length: int = 6,  # digits per row
     base: int = 10,  # how many different digits
 ) -> Int[Tensor, "N length"]:  # every row there is, base ** length of them
-    "Every sequence of digits, in counting order."
+    "Every sequence of digits, in counting order. Raises `ValueError` if too many to list."
+    check_sizes(length=length, base=base)
+    if base**length > 10**7: raise ValueError(f"{base} ** {length} rows are too many to list, 10 ** 7 at most")
     numbers = torch.arange(base**length)
     return torch.stack(
         [numbers // base**place % base for place in reversed(range(length))], dim=1
@@ -92,12 +97,10 @@ def random_rows(
     sizes = torch.where(torch.rand(n, 1, generator=generator) < repeats, sizes, base)
     return alphabets.gather(1, (torch.rand(n, length, generator=generator) * sizes).long())
 
-# %% ../nbs/06_sorting.ipynb #d49443d8
+# %% ../nbs/06_sorting.ipynb #5e520596
 @dataclass(frozen=True)
 class SortTask:
-    """What is to be sorted, and how training batches are drawn.
-
-    Raises `ValueError` for settings that make no task."""
+    "What is to be sorted, and how batches are drawn. Raises `ValueError` if that makes no task."
 
     length: int = 6  # digits per row
     base: int = 10  # different digits
@@ -105,30 +108,25 @@ class SortTask:
     repeats: float = 0.9  # share of training rows drawn from a random part of the digits
     by: str = "sequence"  # how the split keeps rows together, see `part_of`
 
-    def batch_at(
-        self,
-        step: int,
-        seed: int = 0,
-    ) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-        """The training batch of a step, a function of step and seed.
+    def __post_init__(self):
+        check_sizes(length=self.length, base=self.base, batch_size=self.batch_size)
+        if not 0 <= self.repeats <= 1: raise ValueError(f"repeats must lie in [0, 1], got {self.repeats}")
+        if self.base**self.length < 1000 and not len(self.rows(TRAIN)):
+            raise ValueError(f"length={self.length} and base={self.base} leave no row to train on")
 
-        Rows outside the training part are thrown away."""
+    def rows(self, part: int) -> Int[Tensor, "N length"]:
+        "Every row of a part: TRAIN, VALIDATION or HELD_OUT."
+        every = all_rows(self.length, self.base)
+        return every[part_of(every, self.by) == part]
+
+    def batch_at(self, step: int, seed: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+        "The training batch of a step, inputs and targets; a function of step and seed alone."
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
         rows = torch.empty(0, self.length, dtype=torch.long)
         while len(rows) < self.batch_size:
-            drawn = random_rows(
-                2 * self.batch_size, self.length, self.base, self.repeats, generator
-            )
+            drawn = random_rows(2 * self.batch_size, self.length, self.base, self.repeats, generator)
             rows = torch.cat([rows, drawn[part_of(drawn, self.by) == TRAIN]])
         return sorting_batch(rows[: self.batch_size])
-
-    def rows(
-        self,
-        part: int,  # TRAIN, VALIDATION or HELD_OUT
-    ) -> Int[Tensor, "N length"]:
-        "Every row of a part."
-        every = all_rows(self.length, self.base)
-        return every[part_of(every, self.by) == part]
 
 # %% ../nbs/06_sorting.ipynb #214b0437
 def exactly_sorted(
@@ -161,23 +159,23 @@ def sort_digits(
         )
     return generate(model, rows, length, temperature=0)[:, length:]
 
-# %% ../nbs/06_sorting.ipynb #9f34e6d9
+# %% ../nbs/06_sorting.ipynb #3d74e359
 @dataclass(frozen=True)
 class SortRun:
     "A trained sorter with the story of its training."
 
     model: GPT
     losses: list[float]  # one per step
-    steps: list[int]  # where accuracy was measured
-    accuracy: list[float]  # share of validation rows sorted exactly, there
+    accuracy: dict[int, float]  # steps done -> share of validation rows sorted exactly
     seed: int
+    seconds: float  # what the training took, with its measurements
 
 # %% ../nbs/06_sorting.ipynb #c756907f
 SORT_CONFIG = TrainConfig(
     steps=2000, lr=2e-3, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0
 )
 
-# %% ../nbs/06_sorting.ipynb #47f00883
+# %% ../nbs/06_sorting.ipynb #e50163c1
 def train_sorter(
     seed: int = 0,
     task: SortTask = SortTask(),
@@ -187,20 +185,20 @@ def train_sorter(
     n_validation: int = 1000,  # validation rows per measurement
     progress: bool | None = None,
 ) -> SortRun:
-    "Train a sorter; everything random comes from the seed, and the global generator stays as it was."
-    steps, accuracy, validation = [], [], spread(task.rows(VALIDATION), n_validation)
+    "Train a sorter. All that is random comes from the seed; the global generator is left alone."
+    start, accuracy = time.perf_counter(), {}
+    validation = spread(task.rows(VALIDATION), n_validation)
 
     def watch(step, loss=None):
         if step % every and step != config.steps: return
-        steps.append(step)
-        accuracy.append(exactly_sorted(model, validation).float().mean().item())
+        accuracy[step] = exactly_sorted(model, validation).float().mean().item()
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model = GPT(model_config)
         watch(0)
-        losses = train(model, lambda step: task.batch_at(step, seed), config, watch=watch, progress=progress)
-    return SortRun(model.eval(), losses, steps, accuracy, seed)
+        batch_at = partial(task.batch_at, seed=seed)
+        losses = train(model, batch_at, config, watch=watch, progress=progress)
+    return SortRun(model.eval(), losses, accuracy, seed, time.perf_counter() - start)
 
 # %% ../nbs/06_sorting.ipynb #aedd1d0a
 def spread(
@@ -210,7 +208,7 @@ def spread(
     "At most `n` of the rows, at equal distances from the first to the last."
     return rows[torch.linspace(0, len(rows) - 1, min(n, len(rows))).long()]
 
-# %% ../nbs/06_sorting.ipynb #0e2f4945
+# %% ../nbs/06_sorting.ipynb #3019fb44
 def save_sorter(
     run: SortRun,
     path: Path | str,
@@ -219,6 +217,7 @@ def save_sorter(
     "Write a sorter as safetensors, with its config and origin in the file's metadata."
     origin = {
         "seed": str(run.seed),
+        "seconds": f"{run.seconds:.0f}",
         "steps": str(len(run.losses)),
         "config": json.dumps(asdict(run.model.config)),
         **origin,

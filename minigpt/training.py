@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['adamw_update', 'AdamW', 'copy_averages', 'matrices_only', 'decay_groups', 'lr_at', 'clip_gradients', 'TrainConfig',
-           'train_step', 'NonFiniteLoss', 'train', 'progress_bar', 'new_optimizer', 'evaluate']
+           'train_step', 'NonFiniteLoss', 'train', 'progress_bar', 'new_optimizer', 'seeded', 'evaluate']
 
-# %% ../nbs/05_training.ipynb #2ec0dfd0
+# %% ../nbs/05_training.ipynb #3c96ed5d
 import math
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from .model import evaluating, next_token_loss
 
-# %% ../nbs/05_training.ipynb #f575ea41
+# %% ../nbs/05_training.ipynb #7a2c95d6
 def adamw_update(
     weight: Tensor,  # changed in place, like m and v
     gradient: Tensor,
@@ -33,64 +34,66 @@ def adamw_update(
     weight_decay: float,
 ) -> None:
     "One step of AdamW for one tensor (Loshchilov & Hutter 2017)."
-    m.lerp_(gradient, 1 - betas[0])
-    v.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])
+    m.lerp_(gradient, 1 - betas[0])  # beta_1 m + (1 - beta_1) g
+    v.mul_(betas[1]).addcmul_(gradient, gradient, value=1 - betas[1])  # likewise, with g^2
     denominator = (v / (1 - betas[1] ** t)).sqrt_().add_(eps)
     weight.mul_(1 - lr * weight_decay)
-    weight.addcdiv_(m, denominator, value=-lr / (1 - betas[0] ** t))
+    weight.addcdiv_(m, denominator, value=-lr / (1 - betas[0] ** t))  # w - step * m / denominator
 
-# %% ../nbs/05_training.ipynb #04b11e42
+# %% ../nbs/05_training.ipynb #440d3b25
 class AdamW:
     """AdamW over groups `{'params': [...], 'weight_decay': float}`.
 
     Raises `ValueError` for settings outside their range."""
 
-    def __init__(self, groups: Sequence[dict], lr: float = 1e-3, betas: tuple = (0.9, 0.95), eps: float = 1e-8):
-        if lr < 0: raise ValueError(f"lr must be at least 0, got {lr}")
-        if not all(0 <= beta < 1 for beta in betas): raise ValueError(f"betas must lie in [0, 1), got {betas}")
+    def __init__(self, groups: Sequence[dict], lr=1e-3, betas=(0.9, 0.95), eps=1e-8):
+        if not lr >= 0: raise ValueError(f"lr must be at least 0, got {lr}")
+        if not all(0 <= beta < 1 for beta in betas):
+            raise ValueError(f"betas must lie in [0, 1), got {betas}")
         self.lr, self.betas, self.eps, self.t = lr, betas, eps, 0
-        self.entries = [
-            (p, torch.zeros_like(p), torch.zeros_like(p), group["weight_decay"])  # weight, m, v, decay
-            for group in groups for p in group["params"]
-        ]
+        parameters = [(p, group["weight_decay"]) for group in groups for p in group["params"]]
+        zeros = torch.zeros_like
+        self.entries = [(p, zeros(p), zeros(p), decay) for p, decay in parameters]
 
     @torch.no_grad()
     def step(self, lr: float | None = None) -> None:
-        "Update every parameter that has a gradient; `lr` replaces the learning rate in this step."
+        "Update each parameter that has a gradient; `lr` is the learning rate of this step alone."
         self.t, lr = self.t + 1, self.lr if lr is None else lr
         for p, m, v, decay in self.entries:
-            if p.grad is not None: adamw_update(p, p.grad, m, v, self.t, lr, self.betas, self.eps, decay)
+            if p.grad is None: continue
+            adamw_update(p, p.grad, m, v, self.t, lr, self.betas, self.eps, decay)
 
     def zero_grad(self) -> None:
         for p, *_ in self.entries: p.grad = None
 
-    def state_dict(self) -> dict: return {"t": self.t, "averages": [(m.clone(), v.clone()) for _, m, v, _ in self.entries]}
+    def state_dict(self) -> dict:
+        return {"t": self.t, "averages": [(m.clone(), v.clone()) for _, m, v, _ in self.entries]}
 
     def load_state_dict(self, state: dict) -> None:
         "Go on from a saved state. Raises `ValueError` if it belongs to other parameters."
         copy_averages(state["averages"], [(m, v) for _, m, v, _ in self.entries])
         self.t = state["t"]
 
-# %% ../nbs/05_training.ipynb #505840ef
+# %% ../nbs/05_training.ipynb #0fa79058
 def copy_averages(
     saved: Sequence[tuple[Tensor, Tensor]],
     mine: Sequence[tuple[Tensor, Tensor]],  # are overwritten
 ) -> None:
-    "Copy an optimizer's averages. Raises `ValueError`, before anything is copied, if they do not fit."
+    "Copy an optimizer's averages. Raises `ValueError`, before copying any, if they do not fit."
     wanted, got = ([tuple(m.shape) for m, _ in averages] for averages in (mine, saved))
-    if wanted != got: raise ValueError(f"the state must hold averages of shapes {wanted}, got {got}")
+    if wanted != got: raise ValueError(f"state must hold averages of shapes {wanted}, got {got}")
     for here, there in zip(mine, saved):
         for a, b in zip(here, there): a.copy_(b)
 
-# %% ../nbs/05_training.ipynb #bd0fe188
+# %% ../nbs/05_training.ipynb #a71e7cda
 def matrices_only(
     name: str,
     parameter: Tensor,
 ) -> bool:
-    "The usual choice of what decays: matrices, but no embedding tables."
+    "Our default for what decays: matrices, but no embedding tables."
     return parameter.ndim >= 2 and "embedding" not in name
 
-# %% ../nbs/05_training.ipynb #a490d132
+# %% ../nbs/05_training.ipynb #d668dfd0
 def decay_groups(
     model: Module,
     weight_decay: float,
@@ -98,18 +101,14 @@ def decay_groups(
 ) -> list[dict]:  # two groups for `AdamW`
     """Split the parameters into those that decay and those that do not; together they are all,
     each once."""
-    named = list(model.named_parameters())
-    groups = [
-        {
-            "params": [p for n, p in named if decays(n, p) is chosen],
-            "weight_decay": weight_decay * chosen,
-        }
-        for chosen in (True, False)
-    ]
-    lost = [n for n, p in named if decays(n, p) not in (True, False)]
-    if lost:
-        raise ValueError(f"decays must return True or False, got neither for {', '.join(lost[:3])}")
-    return groups
+    verdicts = {name: decays(name, p) for name, p in model.named_parameters()}
+    for name, verdict in verdicts.items():
+        if verdict is not True and verdict is not False:
+            raise ValueError(f"decays must return True or False, got {verdict!r} for {name}")
+    chosen = [p for name, p in model.named_parameters() if verdicts[name]]
+    spared = [p for name, p in model.named_parameters() if not verdicts[name]]
+    parts = ((chosen, weight_decay), (spared, 0.0))
+    return [{"params": params, "weight_decay": decay} for params, decay in parts]
 
 # %% ../nbs/05_training.ipynb #2c16e3f1
 def lr_at(
@@ -138,7 +137,7 @@ def clip_gradients(
     for g in gradients: g.mul_(factor)
     return norm
 
-# %% ../nbs/05_training.ipynb #26888139
+# %% ../nbs/05_training.ipynb #688336ac
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of a training run.
@@ -154,7 +153,8 @@ class TrainConfig:
     clip: float = 1.0  # largest norm of the gradient
 
     def __post_init__(self):
-        for name, low in {"steps": 1, "lr": 0, "warmup": 0, "floor": 0, "weight_decay": 0}.items():
+        for name in ("steps", "lr", "warmup", "floor", "weight_decay"):
+            low = 1 if name == "steps" else 0
             if not getattr(self, name) >= low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
         if not self.clip > 0: raise ValueError(f"clip must be above 0, got {self.clip}")
@@ -162,7 +162,7 @@ class TrainConfig:
     def lr_at(self, step: int) -> float:
         return lr_at(step, self.steps, self.lr, self.warmup, self.floor)
 
-# %% ../nbs/05_training.ipynb #6a06ffea
+# %% ../nbs/05_training.ipynb #57bb1bf9
 def train_step(
     model: Module,
     optimizer: AdamW,
@@ -170,24 +170,22 @@ def train_step(
     step: int,  # for the learning rate, and for the message if something is wrong
     config: TrainConfig,
 ) -> float:  # the loss before the step
-    """One step of training.
-
-    Raises `FloatingPointError`, a kind of `ValueError`, naming the step, if the loss is not
-    finite."""
+    "One step of training. Raises `NonFiniteLoss`, naming the step, if the loss is not finite."
     loss = next_token_loss(model, *batch)
-    if not math.isfinite(value := loss.item()):
-        raise NonFiniteLoss(f"loss is {value} at step {step}, so training stops; the weights are untouched by it")
+    value = loss.item()
+    if not math.isfinite(value):
+        raise NonFiniteLoss(f"loss is {value} at step {step}; the step was not taken")
     optimizer.zero_grad()
     loss.backward()
     clip_gradients(model.parameters(), config.clip)
     optimizer.step(config.lr_at(step))
     return value
 
-# %% ../nbs/05_training.ipynb #d405fe2a
+# %% ../nbs/05_training.ipynb #f235dc08
 class NonFiniteLoss(FloatingPointError, ValueError):
-    "The loss became NaN or infinite."
+    "The loss became NaN or infinite; both a `FloatingPointError` and a `ValueError`."
 
-# %% ../nbs/05_training.ipynb #b57198f8
+# %% ../nbs/05_training.ipynb #ef84a99a
 def train(
     model: Module,
     batch_at: Callable[[int], tuple],  # step -> (inputs, targets), both (B, T)
@@ -195,7 +193,7 @@ def train(
     optimizer: AdamW | None = None,  # None: a new one, with `decay_groups`
     start: int = 0,  # first step, when going on from a saved state
     stop: int | None = None,  # step to stop before; None: config.steps
-    watch: Callable[[int, float], object] | None = None,  # called with steps done and loss, after each step
+    watch: Callable[[int, float], object] | None = None,  # called with (steps done, loss)
     progress: bool | None = None,  # show a bar; None: on a terminal
 ) -> list[float]:  # the loss of each step
     "Train a model in place. Leaves it in training mode."
@@ -209,13 +207,13 @@ def train(
             bar.update(); bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
     return losses
 
-# %% ../nbs/05_training.ipynb #d26ce407
+# %% ../nbs/05_training.ipynb #4df2ef37
 def progress_bar(
     start: int,  # steps done already
     stop: int,  # steps in all
     show: bool | None,  # None: on a terminal
 ) -> tqdm:
-    "A progress bar for training, silent where TQDM_DISABLE is set, as it is while this book is built and tested."
+    "A progress bar, silent where TQDM_DISABLE is set, as while this book is built and tested."
     silent = bool(os.environ.get("TQDM_DISABLE"))
     return tqdm(total=stop, initial=start, disable=silent or (None if show is None else not show))
 
@@ -226,6 +224,14 @@ def new_optimizer(
 ) -> AdamW:
     "The optimizer that `train` makes if it is given none."
     return AdamW(decay_groups(model, config.weight_decay), config.lr, config.betas)
+
+# %% ../nbs/05_training.ipynb #2a7e610d
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    "Torch's random numbers start from `seed` inside the `with`, and go on undisturbed after it."
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
 
 # %% ../nbs/05_training.ipynb #67540b30
 def evaluate(

@@ -118,6 +118,7 @@ def test_sequences_of_a_batch_do_not_see_each_other():
 def test_the_last_queries_see_what_they_saw_among_all(n_keys: int):
     "Protects queries fewer than keys, which a cache brings: the mask of the last rows is the last rows of the mask."
     attn = MultiHeadAttention(12, 3, 9)
+    assert causal_mask(n_keys).tolist() == [[key <= query for key in range(n_keys)] for query in range(n_keys)]
     q, k, v = (torch.randn(2, 3, n_keys, 4, dtype=torch.float64) for _ in range(3))
     whole = sdpa(q, k, v, causal_mask(n_keys))
     for n in range(1, n_keys + 1):

@@ -10,7 +10,8 @@ from tools import lint
 
 
 def test_the_checkout_is_clean(root: Path):
-    assert lint.problems(root) == []
+    found = lint.problems(root)
+    assert not found, "\n".join(found[:30])
 
 
 @pytest.mark.parametrize("code", [

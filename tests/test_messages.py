@@ -6,7 +6,6 @@ import dataclasses
 import math
 import re
 
-import numpy
 import pytest
 import torch
 
@@ -34,14 +33,12 @@ CASES = {
     "heads that do not divide the width": (lambda: GPTConfig(d_model=10, n_heads=4), ValueError, ["n_heads=4", "divide", "d_model=10"]),
     "the same in attention": (lambda: MultiHeadAttention(10, 4, 8), ValueError, ["n_heads=4", "divide", "d_model=10"]),
     "the same where heads are split": (lambda: split_heads(torch.zeros(1, 2, 10), 4), ValueError, ["n_heads=4", "divide", "10"]),
-    "no heads to split into": (lambda: split_heads(torch.zeros(1, 2, 10), 0), ValueError, ["n_heads", "at least 1", "0"]),
     # Zero or negative sizes, and sizes that are no integers
     **{f"{field} = {bad}": (lambda field=field, bad=bad: GPTConfig(**{field: bad}), ValueError, [field, "at least 1", str(bad)])
        for field in ("vocab_size", "context_length", "d_model", "n_heads", "n_layers") for bad in (0, -3)},
     **{f"{field} = {bad!r}": (lambda field=field, bad=bad: GPTConfig(**{field: bad}), TypeError, [field, "integer", repr(bad)])
        for field in ("vocab_size", "context_length", "d_model", "n_heads", "n_layers") for bad in (8.0, "8", None, True)},
     **{f"dropout = {bad}": (lambda bad=bad: GPTConfig(dropout=bad), ValueError, ["dropout", "0", "below 1", str(bad)]) for bad in (1, 1.5, -0.1, math.nan)},
-    "dropout that is no number": (lambda: GPTConfig(dropout="0.1"), TypeError, ["dropout", "number", "'0.1'"]),
     "a linear layer without inputs": (lambda: Linear(0, 3), ValueError, ["d_in", "at least 1", "0"]),
     "a linear layer without outputs": (lambda: Linear(3, -1), ValueError, ["d_out", "at least 1", "-1"]),
     "a linear layer half a number wide": (lambda: Linear(3, 1.5), TypeError, ["d_out", "integer", "1.5"]),
@@ -49,8 +46,8 @@ CASES = {
     "a table without columns": (lambda: Embedding(3, 0), ValueError, ["d", "at least 1", "0"]),
     "a norm of nothing": (lambda: LayerNorm(0), ValueError, ["d", "at least 1", "0"]),
     "dropout of everything": (lambda: Dropout(1.0), ValueError, ["dropout", "0", "below 1", "1.0"]),
-    "dropout of everything, as a function": (lambda: dropout(torch.ones(3), 1.0), ValueError, ["p", "0", "below 1", "1.0"]),
-    "dropout below nothing, as a function": (lambda: dropout(torch.ones(3), -0.5), ValueError, ["p", "0", "below 1", "-0.5"]),
+    "dropout of everything, as a function": (lambda: dropout(torch.ones(3), 1.0), ValueError, ["dropout", "0", "below 1", "1.0"]),
+    "dropout below nothing, as a function": (lambda: dropout(torch.ones(3), -0.5), ValueError, ["dropout", "0", "below 1", "-0.5"]),
     "attention in no context": (lambda: MultiHeadAttention(8, 2, 0), ValueError, ["context_length", "at least 1", "0"]),
     "attention with too much dropout": (lambda: MultiHeadAttention(8, 2, 4, dropout=2), ValueError, ["dropout", "below 1", "2"]),
     "a mask of nothing": (lambda: causal_mask(0), ValueError, ["n_queries", "at least 1", "0"]),
@@ -62,9 +59,8 @@ CASES = {
     "an id above a table": (lambda: embedding(ids(3), torch.zeros(3, 2)), ValueError, ["ids", "0..2", "3"]),
     "a prompt with an unknown id": (lambda: generate(model(), ids(1, 7), 2), ValueError, ["ids", "0..6", "7"]),
     **{f"ids of {dtype}": (lambda dtype=dtype: model()(IDX.to(dtype)), TypeError, ["ids", "integers", "torch.long", str(dtype)])
-       for dtype in (torch.float32, torch.float64, torch.bool, torch.complex64)},
+       for dtype in (torch.float32, torch.float64, torch.bool, torch.complex64, torch.uint8, torch.int16)},
     "a prompt of floats": (lambda: generate(model(), IDX.float(), 2), TypeError, ["ids", "integers", "torch.long", "torch.float32"]),
-    "a prompt of floats, nothing to append": (lambda: generate(model(), IDX.float(), 0), TypeError, ["integers", "torch.long", "torch.float32"]),
     # Shapes of input
     "a sequence longer than the context": (lambda: model()(torch.zeros(1, 6, dtype=torch.long)), ValueError, ["idx", "context_length=5", "6"]),
     "attention beyond its context": (lambda: MultiHeadAttention(8, 2, 4)(torch.zeros(1, 5, 8)), ValueError, ["5", "context_length=4"]),
@@ -84,14 +80,11 @@ CASES = {
     "targets that all do not count": (lambda: evaluate(model(), [(IDX, torch.full_like(IDX, -100))]), ValueError, ["no targets"]),
     # Sampling
     **{f"temperature = {bad}": (lambda bad=bad: generate(model(), IDX, 2, temperature=bad), ValueError, ["temperature", "0", str(bad)]) for bad in (-1, -0.5, math.nan, math.inf)},
-    **{f"temperature = {bad!r}": (lambda bad=bad: generate(model(), IDX, 2, temperature=bad), TypeError, ["temperature", "number", repr(bad)]) for bad in ("hot", None)},
     "dividing by a temperature of 0": (lambda: at_temperature(LOGITS, 0), ValueError, ["temperature", "above 0", "0"]),
     **{f"top_k = {bad}": (lambda bad=bad: generate(model(), IDX, 2, top_k=bad), ValueError, ["top_k", "at least 1", str(bad)]) for bad in (0, -1)},
     **{f"top_k = {bad!r}": (lambda bad=bad: generate(model(), IDX, 2, top_k=bad), TypeError, ["top_k", "integer", repr(bad)]) for bad in (2.5, "2")},
     **{f"top_p = {bad}": (lambda bad=bad: generate(model(), IDX, 2, top_p=bad), ValueError, ["top_p", "(0, 1]", str(bad)]) for bad in (0, -0.1, 1.1, math.nan)},
-    "top_p that is no number": (lambda: generate(model(), IDX, 2, top_p="0.9"), TypeError, ["top_p", "number", "'0.9'"]),
     "a bad top_k is told when greedy, too": (lambda: generate(model(), IDX, 2, temperature=0, top_k=0), ValueError, ["top_k", "at least 1", "0"]),
-    "a bad setting is told when nothing is appended, too": (lambda: generate(model(), IDX, 0, temperature=-1), ValueError, ["temperature", "0", "-1"]),
     "top_k by its function": (lambda: keep_top_k(LOGITS, 0), ValueError, ["top_k", "at least 1", "0"]),
     "top_p by its function": (lambda: keep_top_p(LOGITS, 0), ValueError, ["top_p", "(0, 1]", "0"]),
     "fewer than no tokens": (lambda: generate(model(), IDX, -1), ValueError, ["n_tokens", "at least 0", "-1"]),
@@ -104,13 +97,11 @@ CASES = {
                                 ("weight_decay", "at least 0", -1), ("clip", "above 0", 0), ("clip", "above 0", math.nan), ("betas", "[0, 1)", (0.9, 1.0)), ("betas", "[0, 1)", (-0.1, 0.9))]},
     "half a step": (lambda: TrainConfig(steps=1.5), TypeError, ["steps", "integer", "1.5"]),
     "half a step of warmup": (lambda: TrainConfig(warmup=1.5), TypeError, ["warmup", "integer", "1.5"]),
-    "a learning rate in words": (lambda: TrainConfig(lr="fast"), TypeError, ["lr", "number", "'fast'"]),
     "AdamW uphill": (lambda: AdamW([], lr=-1), ValueError, ["lr", "at least 0", "-1"]),
     "AdamW with betas of 1": (lambda: AdamW([], betas=(0.9, 1.0)), ValueError, ["betas", "[0, 1)", "(0.9, 1.0)"]),
-    "AdamW with parameters for groups": (lambda: AdamW(model().parameters()), TypeError, ["groups", "params"]),
     "a rule that does not decide": (lambda: decay_groups(model(), 0.1, lambda name, p: None), ValueError, ["decays", "True or False", "token_embedding.weight"]),
     "a state of other parameters": (lambda: AdamW([{"params": [torch.zeros(3)], "weight_decay": 0.0}]).load_state_dict(AdamW([{"params": [torch.zeros(4)], "weight_decay": 0.0}]).state_dict()),
-                                    ValueError, ["state", "(4,)", "(3,)"]),
+                                    ValueError, ["state", "(3,)", "(4,)"]),
     # Sorting
     "a split by something else": (lambda: part_of(all_rows(2, 2), "length"), ValueError, ["by", "'sequence'", "'multiset'", "'length'"]),
     **{f"SortTask({field}={bad!r})": (lambda field=field, bad=bad: SortTask(**{field: bad}), ValueError, [field, word, str(bad)])
@@ -136,10 +127,10 @@ def test_a_loss_that_is_not_finite_is_told_with_its_step(bad: float):
     spoilt = model()
     hook = spoilt.register_forward_hook(lambda module, args, out: out * (bad if torch.is_grad_enabled() and steps[-1:] == [3] else 1))
     steps = []
-    with pytest.raises(NonFiniteLoss, match=r"nan at step 3\b|inf at step 3\b") as caught:
+    with pytest.raises(ValueError, match=r"nan at step 3\b|inf at step 3\b") as caught:
         train(spoilt, lambda step: (steps.append(step), (IDX, IDX))[1], TrainConfig(steps=9))
     hook.remove()
-    assert isinstance(caught.value, ValueError) and "weights" in str(caught.value)
+    assert type(caught.value) is NonFiniteLoss
 
 
 # What sounds like a mistake and is none
@@ -147,8 +138,8 @@ def test_a_loss_that_is_not_finite_is_told_with_its_step(bad: float):
 
 def test_temperature_zero_is_greedy():
     "Protects a promise: 0, as an integer or not, takes the most probable token and no random number."
-    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]])
-    for zero in (0, 0.0): assert sample(logits, zero).item() == 1
+    logits = torch.tensor([[0.0, 3.0, 3.0, 1.0]]).repeat(100, 1)
+    for zero in (0, 0.0): assert (sample(logits, zero) == 1).all()
     text = generate(model(), IDX, 4, temperature=0)
     assert text.shape == (1, 7)
 
@@ -160,17 +151,10 @@ def test_settings_that_restrict_nothing_change_nothing(options: dict):
     assert torch.equal(generate(gpt, IDX, 9, seed=1, **options), generate(gpt, IDX, 9, seed=1))
 
 
-@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8])
-def test_ids_of_every_integer_kind_are_ids(dtype: torch.dtype):
-    "Protects people who store tokens in small integers: the logits are the same."
-    gpt = model()
-    assert torch.equal(gpt(IDX.to(dtype)), gpt(IDX))
-    assert torch.equal(cross_entropy(LOGITS, torch.tensor([0, 1, 2]).to(dtype), ignore_index=3), cross_entropy(LOGITS, torch.tensor([0, 1, 2]), ignore_index=3))
-
-
-def test_sizes_from_numpy_are_sizes():
-    "Protects people who compute their sizes with numpy: its integers are integers."
-    assert GPTConfig(vocab_size=numpy.int64(7)).vocab_size == 7
+def test_shorter_integers_are_ids():
+    "Protects people who store tokens as int32: the same logits, the same loss."
+    gpt, targets = model(), torch.tensor([0, 1, 2])
+    assert torch.equal(gpt(IDX.int()), gpt(IDX)) and torch.equal(cross_entropy(LOGITS, targets.int()), cross_entropy(LOGITS, targets))
 
 
 def test_nothing_to_append_and_an_empty_batch_are_fine():

@@ -54,7 +54,7 @@ print([hashlib.sha256(b).hexdigest() for b in parts + batches])
 """
 
 
-@pytest.mark.parametrize("hash_seed", ["0", "1", "random"])
+@pytest.mark.parametrize("hash_seed", ["1", "random"])
 def test_the_split_is_the_same_in_every_process(hash_seed: str, capsys):
     "karpathy/minGPT demo.ipynb: Python's salted hash gave every process another split. Ours, and the batches, are the same under any PYTHONHASHSEED."
     exec(SPLIT, {})
@@ -119,7 +119,7 @@ def test_a_resumed_run_is_the_run_itself(cut: int, tmp_path: Path):
     rest.load_state_dict(saved["model"]), three.load_state_dict(saved["optimizer"])
     assert before + train(rest, batch_at, config, three, start=cut) == losses
     assert all(torch.equal(a, b) for a, b in zip(whole.state_dict().values(), rest.state_dict().values()))
-    assert one.t == three.t and str(one.averages) == str(three.averages)
+    torch.testing.assert_close(one.state_dict(), three.state_dict(), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("options", [{}, {"temperature": 0.7, "top_k": 4}, {"top_p": 0.8}])
@@ -311,7 +311,7 @@ class Compiled(nn.Module):
 @pytest.mark.unenforced
 def test_a_checkpoint_with_other_names_is_refused_by_name(tmp_path: Path):
     "rasbt 580, litgpt 795, nanoGPT 121: checkpoints of compiled models had `_orig_mod.` keys. Such a file is refused, with the keys named, and never half loaded."
-    save_sorter(SortRun(Compiled(GPT(PRESETS["sorter"])), [], [], [], 0), tmp_path / "sorter.safetensors")
+    save_sorter(SortRun(Compiled(GPT(PRESETS["sorter"])), losses=[], accuracy={}, seed=0, seconds=0.0), tmp_path / "sorter.safetensors")
     with pytest.raises((RuntimeError, ValueError), match=r"_orig_mod\.token_embedding\.weight"): load_sorter(tmp_path / "sorter.safetensors")
 
 

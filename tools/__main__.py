@@ -62,7 +62,9 @@ def render(args: argparse.Namespace) -> None:
 def serve(args: argparse.Namespace) -> None:
     from . import site
 
-    site.serve(ROOT, args.port)
+    if not (ROOT / "_docs" / "index.html").exists(): book(args)
+    try: site.serve(ROOT, args.port)
+    except OSError as error: raise chapters.Failed(f"port {args.port}: {error.strerror}; make serve PORT=8001 takes another one") from None
 
 
 COMMANDS = {

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -127,14 +128,12 @@ def stored(chapter: Chapter, made: dict[int, list[dict]]) -> str:
         if cell["cell_type"] == "code" and not notebooks.runs(cell):
             cell["outputs"] = []
             cell["metadata"].pop(PACKAGE, None)
-    for c in chapter.cells:
-        if c.index not in made: continue
-        c.cell["outputs"] = made[c.index]
-        c.cell["metadata"][PACKAGE] = {"ran": c.hash} | ({"stamp": chapter.slow_stamp(c)} if c.slow else {})
-    nb["metadata"]["kernelspec"] = dict(KERNELSPEC)
-    nb["metadata"][PACKAGE] = {"stamp": chapter.stamp}
+    for c in chapter.cells: c.cell["outputs"] = made.get(c.index, c.cell["outputs"])
+    nb["metadata"] |= {"kernelspec": dict(KERNELSPEC), PACKAGE: {"stamp": chapter.stamp}}
     for i, cell in enumerate(nb["cells"]): cell.setdefault("id", stamps.digest(chapter.name, str(i), notebooks.source(cell))[:8])
     clean_nb(nb, False, [PACKAGE], [PACKAGE])
+    for c in chapter.cells:
+        if c.index in made: c.cell["metadata"][PACKAGE] = c.new_record() | ({"stamp": chapter.slow_stamp(c)} if c.slow else {})
     return notebooks.text(nb)
 
 
@@ -146,7 +145,7 @@ async def run(root: Path, chapter: Chapter, slow: str, extra: dict[str, str], sa
     for c in chapter.cells:
         if c.slow and c.index in chosen: say(f"{chapter.name}: running slow cell {c.index}: {c.first_line}")
     start = time.perf_counter()
-    try: made = await outputs(root, chapter, chosen, extra)
+    try: made = await outputs(root, chapter, chosen, extra | {"MINIGPT_STAMP": chapter.stamp})
     except CellExecutionError as error: raise Failed(f"{chapter.name} failed; its file is as it was.\n{COLOUR.sub('', str(error))}") from None
     except DeadKernelError: raise Failed(f"{chapter.name}: the kernel died; its file is as it was.") from None
     content = stored(chapter, made)
@@ -185,28 +184,17 @@ async def run_all(root: Path, chapters: list[Chapter], slow: str, extra: dict[st
     return failures
 
 
-def make(root: Path, only: list[str] = (), slow: str = "stale", refresh: bool = False, say=print) -> None:
-    """Export, then run the notebooks that are out of date (every one of them on refresh) until none is.
+def make(root: Path, only: Collection[str] = (), slow: str = "stale", refresh: bool = False, say=print) -> None:
+    """Export, then run the notebooks that are out of date until none is; on refresh all of them first, slow cells included.
 
-    Raises `Failed`, after all others have run, if a notebook fails."""
+    `only` names the notebooks to look at; `slow="none"` leaves slow cells as they are. Raises `Failed`, after all others have run, if a notebook fails."""
     changed = export(root)
     if changed: say(f"exported: {', '.join(changed)}")
-    everything = refresh
-    for attempt in range(2):
-        chapters = [c for c in stamps.book(root) if (not only or c.name in only) and (everything or c.why_stale())]
-        if slow == "none": chapters = [c for c in chapters if stale_without_slow(c)]
-        if not chapters: break
-        say(f"running {', '.join(c.name for c in chapters)}")
-        extra = {"MINIGPT_REFRESH": "1"} if everything else {}
-        failures = asyncio.run(run_all(root, chapters, "all" if everything else slow, extra, say))
+    for attempt in range(3):
+        everything = refresh and attempt == 0
+        todo = [c for c in stamps.book(root) if (not only or c.name in only) and (everything or c.why_stale(slow=slow != "none"))]
+        if not todo: return say("every chapter is up to date")
+        if attempt == 2: raise Failed(f"still out of date after two runs: {', '.join(c.name for c in todo)}. Does a cell write what the chapter depends on?")
+        say(f"running {', '.join(c.name for c in todo)}")
+        failures = asyncio.run(run_all(root, todo, "all" if everything else slow, {"MINIGPT_REFRESH": "1"} if everything else {}, say))
         if failures: raise Failed("\n\n".join(failures))
-        everything = False
-    else:
-        left = [c.name for c in stamps.book(root) if (not only or c.name in only) and c.why_stale()]
-        if left and slow != "none": raise Failed(f"still out of date after two runs: {', '.join(left)}. Does a cell write what the chapter depends on?")
-
-
-def stale_without_slow(chapter: Chapter) -> bool:
-    "Whether anything but its slow cells is out of date."
-    slow = {c.index for c in chapter.stale_slow()}
-    return chapter.nb["metadata"].get(PACKAGE, {}).get("stamp") != chapter.stamp or any(c.record.get("ran") != c.hash for c in chapter.cells if c.index not in slow)

@@ -4,7 +4,6 @@ Runs before anything is installed, under whatever `python3` is, so it uses the s
 """
 
 import hashlib
-import os
 import shutil
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 VENV = ROOT / ".venv"
-PYTHON = VENV / ("Scripts" if os.name == "nt" else "bin") / "python"
+PYTHON = VENV / "bin" / "python"
 OLDEST = (3, 11)
 QUARTO_SECONDS = 120
 

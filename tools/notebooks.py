@@ -71,6 +71,14 @@ def runs(cell: dict) -> bool:
     return cell["cell_type"] == "code" and directives(cell).get("eval", "").lower() != "false" and bool(split(cell)[1].strip())
 
 
+def shown(cell: dict) -> str:
+    "What a code cell shows, as one text; nothing if it shows nothing."
+    def joined(value: object) -> object: return "".join(value) if isinstance(value, list) else value
+
+    parts = [{"type": o["output_type"], "text": joined(o.get("text")), "data": {k: joined(v) for k, v in o.get("data", {}).items()}} for o in cell.get("outputs", [])]
+    return json.dumps(parts, sort_keys=True) if parts else ""
+
+
 def exported(cell: dict) -> bool:
     return cell["cell_type"] == "code" and any(name in EXPORTS for name in directives(cell))
 

@@ -270,12 +270,24 @@ class Page:
             for cell in table.find_all(['th', 'td']):
                 if align := re.search(r'text-align:\s*(left|right|center)', cell.get('style') or ''): cell['style'] = f'text-align: {align[1]}'
                 else: cell.attrs.pop('style', None)
+            self._numbers(table)
             table.wrap(self._new('div', class_='mg-scroll'))
 
         for picture in self.soup.select('figure > .picture'):
             box = picture.wrap(self._new('div', class_='mg-scroll'))
             if size := re.match(r'<svg\b[^>]*?\swidth="([\d.]+)(pt|px|)"', self.kept[int(picture['n'])][0]):
                 box['style'] = f"--mg-own: {round(float(size[1]) * (4/3 if size[2] == 'pt' else 1))}px"
+
+    def _numbers(self, table):
+        "Mark the columns that hold numbers, headings too, so that they stand to the right."
+        rows = [tr.find_all(['th', 'td'], recursive=False) for tr in table.find_all('tr')]
+        head, body = [r for r in rows if r and r[0].find_parent('thead')], [r for r in rows if r and not r[0].find_parent('thead')]
+        for column in range(max(map(len, rows), default=0)):
+            cells = [r[column] for r in body if len(r) > column]
+            texts = [c.get_text().strip() for c in cells]
+            if any(texts) and all('number' in _classes(c) or re.fullmatch(r'([-−+]?[\d.,]+(e[-+]?\d+)?( ?%)?)?|nan|[-−]?inf', t) for c, t in zip(cells, texts)):
+                for c in cells + [r[column] for r in head if len(r) > column]:
+                    if not c.get('style'): c['class'] = ['number']
 
     def _links(self):
         pages = {c.source: c.page for c in self.book.chapters} | {c.source.replace('.ipynb', '.html'): c.page for c in self.book.chapters}

@@ -7,7 +7,7 @@ tree, so comments and docstrings change nothing; `#|` lines and the version of t
 What is stored, in metadata that `nbdev_clean` keeps:
 
 - in the notebook, `minigpt.stamp`: its stamp when it last ran;
-- in each code cell, `minigpt.ran`: a hash of the code that made its outputs;
+- in each code cell, `minigpt.ran`: a hash of the code that made its outputs, and if there are any, `minigpt.gave`: a hash of them;
 - in each `#| slow` cell, also `minigpt.stamp`: a stamp of its own, over the cell, the exported cells and import cells of the
   notebook, the earlier cells that bind a name it uses (and those behind them), and the modules that these take names from.
 """
@@ -260,6 +260,14 @@ class Cell:
     @property
     def record(self) -> dict: return self.cell.get("metadata", {}).get(PACKAGE, {})
 
+    @property
+    def shown(self) -> str | None:
+        "A hash of the outputs; None if there are none."
+        text = notebooks.shown(self.cell)
+        return digest(text) if text else None
+
+    def new_record(self) -> dict: return {"ran": self.hash} | ({"gave": self.shown} if self.shown else {})
+
 
 class Chapter:
     "A notebook with what its stamps are made of."
@@ -318,19 +326,20 @@ class Chapter:
 
     def stale_slow(self) -> list[Cell]:
         "Slow cells whose outputs are missing or out of date."
-        return [c for c in self.cells if c.slow and (c.record.get("ran") != c.hash or c.record.get("stamp") != self.slow_stamp(c))]
+        return [c for c in self.cells if c.slow and (c.record.get("ran") != c.hash or c.record.get("gave") != c.shown or c.record.get("stamp") != self.slow_stamp(c))]
 
-    def why_stale(self) -> list[str]:
-        "Why the notebook has to run again; nothing if what it shows is what it would show today."
-        stored = self.nb["metadata"].get(PACKAGE, {}).get("stamp")
-        slow = {c.index for c in self.stale_slow()}
-        reasons = [f"slow cell {c.index} is out of date: {c.first_line}" for c in self.cells if c.index in slow]
+    def why_stale(self, slow: bool = True) -> list[str]:
+        "Why the notebook has to run again; nothing if what it shows is what it would show today. `slow=False` overlooks slow cells."
+        old = {c.index for c in self.stale_slow()}
+        reasons = [f"slow cell {c.index} is out of date: {c.first_line}" for c in self.cells if c.index in old and slow]
         for c in self.cells:
-            if c.index in slow or c.record.get("ran") == c.hash: continue
-            reasons.append(f"cell {c.index} {'changed since it ran' if 'ran' in c.record else 'has no record of a run'}: {c.first_line}")
+            if c.index in old or (c.record.get("ran"), c.record.get("gave")) == (c.hash, c.shown): continue
+            what = "has no record of a run" if "ran" not in c.record else "changed since it ran" if c.record["ran"] != c.hash else "does not show what its run gave"
+            reasons.append(f"cell {c.index} {what}: {c.first_line}")
+        stored = self.nb["metadata"].get(PACKAGE, {}).get("stamp")
         if not stored: reasons.insert(0, "it has no stamp")
         elif stored != self.stamp and not reasons:
-            reasons.append(f"cells were removed, or a module it imports ({', '.join(sorted(self.imported)) or 'none'}), its data or torch's version changed")
+            reasons.append(f"cells were removed or moved, or a module it imports ({', '.join(sorted(self.imported)) or 'none'}), its data or torch's version changed")
         return reasons
 
     def problems(self) -> list[str]:
