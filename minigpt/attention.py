@@ -57,12 +57,13 @@ def sdpa(
     weights = attention_weights(q, k, mask, scale)
     return (weights if dropout is None else dropout(weights)) @ v
 
-# %% ../nbs/02_attention.ipynb #414605a5
+# %% ../nbs/02_attention.ipynb #bfc0fbd7
 def split_heads(
     x: Float[Tensor, "B T C"],
     n_heads: int,  # has to divide C
 ) -> Float[Tensor, "B H T d"]:  # a view: no number is copied
-    "Read C channels as H heads of C / H channels each."
+    "Read C channels as H heads of C / H channels. Raises `ValueError` if H does not divide C."
+    if x.shape[-1] % n_heads: raise ValueError(f"n_heads={n_heads} does not divide {x.shape[-1]}")
     return x.unflatten(-1, (n_heads, -1)).transpose(1, 2)  # B T H d -> B H T d
 
 # %% ../nbs/02_attention.ipynb #affe7508

@@ -5,17 +5,17 @@
 # %% auto #0
 __all__ = ['at_temperature', 'keep_top_k', 'keep_top_p', 'draw', 'sample', 'recompute', 'generate']
 
-# %% ../nbs/04_generation.ipynb #b071149b
+# %% ../nbs/04_generation.ipynb #dccf55ff
 from collections.abc import Callable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .layers import softmax
+from .layers import check_sizes, softmax
 from .model import GPT, evaluating
 
-# %% ../nbs/04_generation.ipynb #0d3c2de5
+# %% ../nbs/04_generation.ipynb #6a6479ec
 def at_temperature(
     logits: Float[Tensor, "*batch V"],
     temperature: float,  # above 0; 1 changes nothing
@@ -23,9 +23,9 @@ def at_temperature(
     "Logits divided by the temperature. Raises `ValueError` unless it is a number above 0."
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be a number above 0 here, got {temperature}")
-    return logits / temperature
+    return logits / max(temperature, torch.finfo(logits.dtype).tiny)
 
-# %% ../nbs/04_generation.ipynb #6cd02d0e
+# %% ../nbs/04_generation.ipynb #fa53f972
 def keep_top_k(
     logits: Float[Tensor, "*batch V"],
     k: int,  # how many to keep; more than there are: all
@@ -33,11 +33,11 @@ def keep_top_k(
     """The `k` largest logits, the others -inf. Of equal ones the first are kept.
 
     Raises `ValueError` for k below 1."""
-    if k < 1: raise ValueError(f"top_k must be at least 1, got {k}")
+    check_sizes(top_k=k)
     best = logits.sort(dim=-1, descending=True, stable=True).indices[..., :k]
     return torch.full_like(logits, -torch.inf).scatter(-1, best, logits.gather(-1, best))
 
-# %% ../nbs/04_generation.ipynb #e8bdc339
+# %% ../nbs/04_generation.ipynb #5f2d7628
 def keep_top_p(
     logits: Float[Tensor, "*batch V"],
     p: float,  # probability to reach, in (0, 1]
@@ -47,24 +47,27 @@ def keep_top_p(
     Holtzman et al. 2019. Raises `ValueError` for p outside (0, 1]."""
     if not 0 < p <= 1: raise ValueError(f"top_p must lie in (0, 1], got {p}")
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    shares = softmax(ordered)
+    shares = softmax(ordered.to(torch.promote_types(ordered.dtype, torch.float32)))
     before = shares.cumsum(-1) - shares  # probability of everything better
     if p < 1: ordered = ordered.masked_fill(before >= p, -torch.inf)  # p = 1 keeps everything
     return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered)
 
-# %% ../nbs/04_generation.ipynb #b78dcba8
+# %% ../nbs/04_generation.ipynb #f53517dc
 def draw(
     weights: Float[Tensor, "B V"],  # not negative, not all zero; need not add up to one
-    generator: torch.Generator | None = None,  # None: torch's global one
+    generator: torch.Generator | None = None,  # on the CPU; None: torch's global one
 ) -> Int[Tensor, "B"]:
-    "One index per row, drawn with probabilities proportional to the weights."
-    ends = weights.double().cumsum(-1)
-    darts = 1 - torch.rand(
-        len(weights), 1, dtype=torch.float64, device=weights.device, generator=generator
-    )
-    return (ends < darts * ends[:, -1:]).sum(-1)
+    """One index per row, drawn with probabilities proportional to the weights.
 
-# %% ../nbs/04_generation.ipynb #1f3ae9b7
+    Raises `ValueError` if a row's weights do not add up to a finite number above 0."""
+    ends = weights.cpu().double().cumsum(-1)
+    total = ends[:, -1:]
+    if not ((total > 0) & (total < torch.inf)).all():
+        raise ValueError(f"weights must have a finite sum above 0, got {total.flatten().tolist()}")
+    darts = 1 - torch.rand(len(weights), 1, dtype=torch.float64, generator=generator)
+    return (ends < darts * total).sum(-1).to(weights.device)
+
+# %% ../nbs/04_generation.ipynb #8e3a8a28
 def sample(
     logits: Float[Tensor, "B V"],
     temperature: float = 1.0,  # 0: the most probable token
@@ -75,7 +78,7 @@ def sample(
     "One token per row. Raises `ValueError` for settings outside their range."
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature}")
-    if temperature > 0: logits = at_temperature(logits, temperature)
+    if temperature > 0: logits = at_temperature(logits - logits.amax(-1, keepdim=True), temperature)
     if top_k is not None: logits = keep_top_k(logits, top_k)
     if top_p is not None: logits = keep_top_p(logits, top_p)
     return draw(softmax(logits), generator) if temperature > 0 else logits.argmax(-1)
@@ -88,7 +91,7 @@ def recompute(
     every step."""
     return lambda idx: model(idx[:, -model.config.context_length :])[:, -1]
 
-# %% ../nbs/04_generation.ipynb #ff5b8340
+# %% ../nbs/04_generation.ipynb #58c0b568
 def generate(
     model: GPT,
     idx: Int[Tensor, "B T"],  # prompts, at least one token each
@@ -103,12 +106,13 @@ def generate(
 
     With a seed, the global generator is neither read nor changed. Raises `ValueError` for a
     negative number of tokens, an empty prompt, or settings outside their range."""
+    if not isinstance(n_tokens, int): raise TypeError(f"n_tokens must be an integer, got {n_tokens!r}")
     if n_tokens < 0: raise ValueError(f"n_tokens must be at least 0, got {n_tokens}")
     if idx.ndim != 2 or idx.shape[1] == 0:
         raise ValueError(
             f"idx must be (B, T) with at least one token to start from, got {tuple(idx.shape)}"
         )
-    generator = None if seed is None else torch.Generator(idx.device).manual_seed(seed)
+    generator = None if seed is None else torch.Generator().manual_seed(seed)
     with evaluating(model):
         next_logits = engine(model)
         for _ in range(n_tokens):

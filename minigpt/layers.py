@@ -60,14 +60,14 @@ class Linear(Module):
     def forward(self, x: Float[Tensor, "*batch d_in"]) -> Float[Tensor, "*batch d_out"]:
         return linear(x, self.weight, self.bias)
 
-# %% ../nbs/01_layers.ipynb #9a3abbeb
+# %% ../nbs/01_layers.ipynb #df22b371
 def check_ids(
     ids: Int[Tensor, "..."],  # token ids
     size: int,  # how many there are; ids go from 0 to size - 1
     name: str = "ids",  # what to call them in the message
 ) -> None:
     "Raise `TypeError` for ids that are not integers and `ValueError` for ids outside [0, size)."
-    if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
+    if ids.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"{name} must be integers (torch.long), got {ids.dtype}")
     if ids.numel() == 0 or ids.is_meta or torch.compiler.is_compiling(): return
     low, high = ids.aminmax()
@@ -154,15 +154,18 @@ class GELU(Module):
     def forward(self, x: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
         return gelu(x) if self.approximate == "none" else gelu_tanh(x)
 
-# %% ../nbs/01_layers.ipynb #2e94959b
+# %% ../nbs/01_layers.ipynb #95126fb0
 def dropout(
     x: Float[Tensor, "..."],
     p: float,  # probability of dropping, in [0, 1)
     training: bool = True,  # False: return x as it is
 ) -> Float[Tensor, "..."]:
-    "Zero each number with probability `p`, divide the rest by `1 - p` (Srivastava et al. 2014)."
+    """Zero each number with probability `p`, divide the rest by `1 - p`.
+
+    Srivastava et al. 2014. Raises `ValueError` unless 0 <= p < 1."""
+    if not 0 <= p < 1: raise ValueError(f"dropout must be at least 0 and below 1, got {p}")
     if not training or p == 0: return x
-    keep = torch.rand_like(x) >= p
+    keep = torch.rand_like(x, dtype=torch.float32) >= p
     return x * keep / (1 - p)
 
 # %% ../nbs/01_layers.ipynb #e31404a0

@@ -186,7 +186,7 @@ def parameter_table(
         for part, n in rows.items()
     ]
 
-# %% ../nbs/03_model.ipynb #c0d06e35
+# %% ../nbs/03_model.ipynb #e654b696
 def cross_entropy(
     logits: Float[Tensor, "N V"],
     targets: Int[Tensor, "N"],  # ids in [0, V), or ignore_index
@@ -204,7 +204,7 @@ def cross_entropy(
     check_ids(chosen, logits.shape[-1], "targets")
     peak = logits.detach().amax(-1, keepdim=True)
     log_total = (logits - peak).exp().sum(-1).log() + peak.squeeze(-1)
-    losses = log_total - logits.gather(-1, chosen.unsqueeze(-1)).squeeze(-1)
+    losses = log_total - logits.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1)
     return losses.masked_fill(~counted, 0).sum() / counted.sum()
 
 # %% ../nbs/03_model.ipynb #98866cf4

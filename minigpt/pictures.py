@@ -107,17 +107,18 @@ def picture(
     prefix = "f" + hashlib.sha256(svg.encode()).hexdigest()[:6]
     return Picture(re.sub(r'(id="|href="#|url\(#)', rf"\g<1>{prefix}-", svg), caption, alt)
 
-# %% ../nbs/90_pictures.ipynb #8e36a322
+# %% ../nbs/90_pictures.ipynb #b0cb4914
 def canvas(
     columns: int = 1,  # panels side by side
+    rows: int = 1,  # and below one another
     height: float = 2.6,  # inches
     width: float = 6.2,  # inches; the page scales the figure to its column
-) -> tuple[Figure, list[Axes]]:  # the figure and its panels
+) -> tuple[Figure, list[Axes]]:  # the figure and its panels, row by row
     "An empty figure in the book's style."
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(width, height), layout="constrained")
         FigureCanvasSVG(figure)
-        return figure, list(figure.subplots(1, columns, squeeze=False)[0])
+        return figure, list(figure.subplots(rows, columns, squeeze=False).flatten())
 
 # %% ../nbs/90_pictures.ipynb #214d2b89
 def attention_map(
@@ -174,9 +175,9 @@ def weight_scale(
     bar.set(xlim=(0, 1), ylim=(0, 1), xticks=[]); bar.set_yticks([0, 1], ["0", f"{peak:.2f}"])
     bar.spines[:].set_visible(False); bar.tick_params(length=0); bar.yaxis.tick_right()
 
-# %% ../nbs/90_pictures.ipynb #20027782
+# %% ../nbs/90_pictures.ipynb #abd099dd
 def architecture_steps(
-    config,  # a `GPTConfig`
+    config: object,  # a `GPTConfig`
 ) -> list[tuple[str, str, str]]:  # name of the part, what it does, shape that leaves it
     "The forward pass as a list of parts, with the shapes that this config gives them."
     stream = f"(B, T, {config.d_model})"
@@ -190,9 +191,9 @@ def architecture_steps(
         ("lm_head", "output head", f"(B, T, {config.vocab_size})"),
     ]
 
-# %% ../nbs/90_pictures.ipynb #b3c7043b
+# %% ../nbs/90_pictures.ipynb #f3fe3844
 def architecture(
-    config,  # a `GPTConfig`
+    config: object,  # a `GPTConfig`
     here: Sequence[str] = (),  # names of the parts to highlight; none: all of them
 ) -> Picture:
     """Draw the model from its config, with the parts named in `here` highlighted.

@@ -97,7 +97,7 @@ def random_rows(
     sizes = torch.where(torch.rand(n, 1, generator=generator) < repeats, sizes, base)
     return alphabets.gather(1, (torch.rand(n, length, generator=generator) * sizes).long())
 
-# %% ../nbs/06_sorting.ipynb #5e520596
+# %% ../nbs/06_sorting.ipynb #417060ae
 @dataclass(frozen=True)
 class SortTask:
     "What is to be sorted, and how batches are drawn. Raises `ValueError` if that makes no task."
@@ -113,6 +113,7 @@ class SortTask:
         if not 0 <= self.repeats <= 1: raise ValueError(f"repeats must lie in [0, 1], got {self.repeats}")
         if self.base**self.length < 1000 and not len(self.rows(TRAIN)):
             raise ValueError(f"length={self.length} and base={self.base} leave no row to train on")
+        part_of(torch.zeros(1, self.length, dtype=torch.long), self.by)  # refuses a wrong `by`
 
     def rows(self, part: int) -> Int[Tensor, "N length"]:
         "Every row of a part: TRAIN, VALIDATION or HELD_OUT."
@@ -128,11 +129,11 @@ class SortTask:
             rows = torch.cat([rows, drawn[part_of(drawn, self.by) == TRAIN]])
         return sorting_batch(rows[: self.batch_size])
 
-# %% ../nbs/06_sorting.ipynb #214b0437
+# %% ../nbs/06_sorting.ipynb #e7baabcb
 def exactly_sorted(
     model: Callable[[Tensor], Tensor],
     rows: Int[Tensor, "N length"],
-    batch_size: int = 1024,
+    batch_size: int = 256,
 ) -> Bool[Tensor, "N"]:
     """Whether greedy generation would sort each row without a mistake, found in one pass per
     batch."""
@@ -208,24 +209,24 @@ def spread(
     "At most `n` of the rows, at equal distances from the first to the last."
     return rows[torch.linspace(0, len(rows) - 1, min(n, len(rows))).long()]
 
-# %% ../nbs/06_sorting.ipynb #3019fb44
+# %% ../nbs/06_sorting.ipynb #7024b06f
 def save_sorter(
     run: SortRun,
     path: Path | str,
-    **origin: str,  # more about where it comes from
+    **origin: object,  # more about where it comes from
 ) -> None:
     "Write a sorter as safetensors, with its config and origin in the file's metadata."
     origin = {
-        "seed": str(run.seed),
-        "seconds": f"{run.seconds:.0f}",
-        "steps": str(len(run.losses)),
-        "config": json.dumps(asdict(run.model.config)),
+        "seed": run.seed,
+        "steps": len(run.losses),
+        "seconds": round(run.seconds),
+        "config": asdict(run.model.config),
         **origin,
     }
     save_file(
         {name: w.contiguous() for name, w in run.model.state_dict().items()},
         path,
-        metadata=origin,
+        metadata={"origin": json.dumps(origin)},  # one entry, since the order of several is random
     )
 
 # %% ../nbs/06_sorting.ipynb #cc17cb43
@@ -233,20 +234,22 @@ def shipped_sorter() -> Path:
     "Where the package keeps its trained sorter."
     return Path(str(files("minigpt") / "sorter.safetensors"))
 
-# %% ../nbs/06_sorting.ipynb #5361c5bd
+# %% ../nbs/06_sorting.ipynb #5736b64a
 def load_sorter(
     path: Path | str | None = None,  # None: the one that ships with the package
 ) -> GPT:
     "Load a sorter in evaluation mode."
     with safe_open(shipped_sorter() if path is None else path, "pt") as file:
-        model = GPT(GPTConfig(**json.loads(file.metadata()["config"])))
+        model = GPT(GPTConfig(**sorter_origin(path)["config"]))
         model.load_state_dict({name: file.get_tensor(name) for name in file.keys()})
     return model.eval()
 
-# %% ../nbs/06_sorting.ipynb #0df4fc16
+# %% ../nbs/06_sorting.ipynb #f2bfe7a5
 def sorter_origin(
     path: Path | str | None = None,  # None: the one that ships with the package
-) -> dict[str, str]:  # seed, steps, config, and what else was noted
-    "What the file says about where the sorter comes from."
+) -> dict:  # seed, steps, config, and what else was noted
+    "What the file says about where the sorter comes from. Raises `ValueError` if it says nothing."
     with safe_open(shipped_sorter() if path is None else path, "pt") as file:
-        return dict(file.metadata())
+        metadata = file.metadata() or {}
+    if "origin" not in metadata: raise ValueError(f"{path} is no sorter: it does not say its origin")
+    return json.loads(metadata["origin"])

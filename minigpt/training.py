@@ -6,7 +6,7 @@
 __all__ = ['adamw_update', 'AdamW', 'copy_averages', 'matrices_only', 'decay_groups', 'lr_at', 'clip_gradients', 'TrainConfig',
            'train_step', 'NonFiniteLoss', 'train', 'progress_bar', 'new_optimizer', 'seeded', 'evaluate']
 
-# %% ../nbs/05_training.ipynb #3c96ed5d
+# %% ../nbs/05_training.ipynb #e1395459
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import Module
 from tqdm import tqdm
 
+from .layers import check_sizes
 from .model import evaluating, next_token_loss
 
 # %% ../nbs/05_training.ipynb #7a2c95d6
@@ -40,7 +41,7 @@ def adamw_update(
     weight.mul_(1 - lr * weight_decay)
     weight.addcdiv_(m, denominator, value=-lr / (1 - betas[0] ** t))  # w - step * m / denominator
 
-# %% ../nbs/05_training.ipynb #440d3b25
+# %% ../nbs/05_training.ipynb #c92c8683
 class AdamW:
     """AdamW over groups `{'params': [...], 'weight_decay': float}`.
 
@@ -57,7 +58,9 @@ class AdamW:
 
     @torch.no_grad()
     def step(self, lr: float | None = None) -> None:
-        "Update each parameter that has a gradient; `lr` is the learning rate of this step alone."
+        """Update each parameter that has a gradient; `lr` is the learning rate of this step alone.
+
+        Steps are counted for all parameters together, where torch counts for each."""
         self.t, lr = self.t + 1, self.lr if lr is None else lr
         for p, m, v, decay in self.entries:
             if p.grad is None: continue
@@ -123,21 +126,21 @@ def lr_at(
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
     return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
-# %% ../nbs/05_training.ipynb #6834f85f
+# %% ../nbs/05_training.ipynb #093d0256
 def clip_gradients(
     parameters: Iterable[Tensor],
     limit: float,  # largest norm allowed
 ) -> Float[Tensor, ""]:  # the norm before clipping
-    """Scale all gradients, in place, so that their joint norm is `limit` at most (Pascanu et al.
+    """Scale all gradients, in place, so that their joint norm is `limit` at most.
 
-    2013)."""
+    Pascanu et al. 2013."""
     gradients = [p.grad for p in parameters if p.grad is not None]
     norm = torch.stack([g.norm() for g in gradients]).norm()
     factor = (limit / (norm + 1e-6)).clamp(max=1)
     for g in gradients: g.mul_(factor)
     return norm
 
-# %% ../nbs/05_training.ipynb #688336ac
+# %% ../nbs/05_training.ipynb #eecdefcc
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of a training run.
@@ -153,16 +156,20 @@ class TrainConfig:
     clip: float = 1.0  # largest norm of the gradient
 
     def __post_init__(self):
-        for name in ("steps", "lr", "warmup", "floor", "weight_decay"):
-            low = 1 if name == "steps" else 0
-            if not getattr(self, name) >= low:
-                raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        check_sizes(steps=self.steps)
+        if not isinstance(self.warmup, int) or self.warmup < 0:
+            raise ValueError(f"warmup must be an integer of at least 0, got {self.warmup!r}")
+        for name in ("lr", "floor", "weight_decay"):
+            value = getattr(self, name)
+            if not value >= 0: raise ValueError(f"{name} must be at least 0, got {value}")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must lie in [0, 1), got {self.betas}")
         if not self.clip > 0: raise ValueError(f"clip must be above 0, got {self.clip}")
 
     def lr_at(self, step: int) -> float:
         return lr_at(step, self.steps, self.lr, self.warmup, self.floor)
 
-# %% ../nbs/05_training.ipynb #57bb1bf9
+# %% ../nbs/05_training.ipynb #86d8260e
 def train_step(
     model: Module,
     optimizer: AdamW,
@@ -177,13 +184,15 @@ def train_step(
         raise NonFiniteLoss(f"loss is {value} at step {step}; the step was not taken")
     optimizer.zero_grad()
     loss.backward()
-    clip_gradients(model.parameters(), config.clip)
+    norm = clip_gradients(model.parameters(), config.clip).item()
+    if not math.isfinite(norm):
+        raise NonFiniteLoss(f"gradient norm is {norm} at step {step}; the step was not taken")
     optimizer.step(config.lr_at(step))
     return value
 
-# %% ../nbs/05_training.ipynb #f235dc08
+# %% ../nbs/05_training.ipynb #fec81c0b
 class NonFiniteLoss(FloatingPointError, ValueError):
-    "The loss became NaN or infinite; both a `FloatingPointError` and a `ValueError`."
+    "The loss or its gradient became NaN or infinite; a `FloatingPointError` and a `ValueError`."
 
 # %% ../nbs/05_training.ipynb #ef84a99a
 def train(
