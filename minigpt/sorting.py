@@ -171,9 +171,9 @@ class SortRun:
     seed: int
     seconds: float  # what the training took, with its measurements
 
-# %% ../nbs/06_sorting.ipynb #c756907f
+# %% ../nbs/06_sorting.ipynb #56fd6ded
 SORT_CONFIG = TrainConfig(
-    steps=2000, lr=2e-3, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0
+    steps=1500, lr=2e-3, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0
 )
 
 # %% ../nbs/06_sorting.ipynb #e50163c1
