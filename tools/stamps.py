@@ -321,7 +321,7 @@ class Chapter:
         behind = {c.index for c in self.behind(cell)}
         covered = [c for c in self.cells if c is cell or c.exported or c.setup or c.index in behind]
         closure = self.modules.closure(self.modules.imported_by(covered, names=set().union(*(c.uses for c in covered))))
-        data = self.modules.read_by(self.modules.trees[m] for m in closure)
+        data = self.modules.read_by(self.modules.trees[m] for m in closure) - self.owned  # or a refresh would never end
         return digest(f"torch {self.torch}", *(c.hash for c in covered), *self.modules.parts(closure, data))
 
     def stale_slow(self) -> list[Cell]:
