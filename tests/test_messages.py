@@ -96,7 +96,7 @@ CASES = {
        for field, word, bad in [("steps", "at least 1", 0), ("lr", "at least 0", -1), ("lr", "at least 0", math.nan), ("warmup", "at least 0", -1), ("floor", "at least 0", -0.1),
                                 ("weight_decay", "at least 0", -1), ("clip", "above 0", 0), ("clip", "above 0", math.nan), ("betas", "[0, 1)", (0.9, 1.0)), ("betas", "[0, 1)", (-0.1, 0.9))]},
     "half a step": (lambda: TrainConfig(steps=1.5), TypeError, ["steps", "integer", "1.5"]),
-    "half a step of warmup": (lambda: TrainConfig(warmup=1.5), TypeError, ["warmup", "integer", "1.5"]),
+    "half a step of warmup": (lambda: TrainConfig(warmup=1.5), ValueError, ["warmup", "integer", "1.5"]),
     "AdamW uphill": (lambda: AdamW([], lr=-1), ValueError, ["lr", "at least 0", "-1"]),
     "AdamW with betas of 1": (lambda: AdamW([], betas=(0.9, 1.0)), ValueError, ["betas", "[0, 1)", "(0.9, 1.0)"]),
     "a rule that does not decide": (lambda: decay_groups(model(), 0.1, lambda name, p: None), ValueError, ["decays", "True or False", "token_embedding.weight"]),

@@ -257,6 +257,14 @@ def test_a_failing_chapter_is_left_as_it_was(ran: Path):
     assert path.read_bytes() == before
 
 
+def test_a_dying_kernel_is_one_sentence(ran: Path):
+    path = ran / "nbs" / "01_first.ipynb"
+    edit(path, "return 1", "return __import__('os')._exit(3)")
+    before = path.read_bytes()
+    with pytest.raises(chapters.Failed, match="01_first: the kernel died"): chapters.make(ran, say=lambda _: None)
+    assert path.read_bytes() == before
+
+
 def test_a_chapter_edited_while_it_runs_keeps_the_edit(ran: Path):
     path = ran / "nbs" / "03_alone.ipynb"
     edit(path, "ALONE = 1", "ALONE = open('03_alone.ipynb', 'a').write(' ')")

@@ -147,7 +147,9 @@ async def run(root: Path, chapter: Chapter, slow: str, extra: dict[str, str], sa
     start = time.perf_counter()
     try: made = await outputs(root, chapter, chosen, extra | {"MINIGPT_STAMP": chapter.stamp})
     except CellExecutionError as error: raise Failed(f"{chapter.name} failed; its file is as it was.\n{COLOUR.sub('', str(error))}") from None
-    except DeadKernelError: raise Failed(f"{chapter.name}: the kernel died; its file is as it was.") from None
+    except (DeadKernelError, AssertionError) as error:  # nbclient's own cleaning up fails after a dead kernel
+        if not isinstance(error, DeadKernelError) and not isinstance(error.__context__, DeadKernelError): raise
+        raise Failed(f"{chapter.name}: the kernel died; its file is as it was.") from None
     content = stored(chapter, made)
     if chapter.path.read_bytes() != chapter.original: raise Failed(f"{chapter.name} was edited while it ran; the edit is kept, run it again.")
     notebooks.write(chapter.path, content)
