@@ -101,6 +101,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'minigpt.pictures.draw_step': ('pictures.html#draw_step', 'minigpt/pictures.py'),
                                   'minigpt.pictures.draw_stream': ('pictures.html#draw_stream', 'minigpt/pictures.py'),
                                   'minigpt.pictures.picture': ('pictures.html#picture', 'minigpt/pictures.py'),
+                                  'minigpt.pictures.shorter': ('pictures.html#shorter', 'minigpt/pictures.py'),
                                   'minigpt.pictures.shown': ('pictures.html#shown', 'minigpt/pictures.py'),
                                   'minigpt.pictures.table_cell': ('pictures.html#table_cell', 'minigpt/pictures.py'),
                                   'minigpt.pictures.weight_scale': ('pictures.html#weight_scale', 'minigpt/pictures.py')},

@@ -126,7 +126,7 @@ def lr_at(
     progress = min(1.0, (step - warmup) / max(1, steps - warmup))
     return floor + (peak - floor) * 0.5 * (1 + math.cos(math.pi * progress))
 
-# %% ../nbs/05_training.ipynb #093d0256
+# %% ../nbs/05_training.ipynb #be4e714b
 def clip_gradients(
     parameters: Iterable[Tensor],
     limit: float,  # largest norm allowed
@@ -135,6 +135,7 @@ def clip_gradients(
 
     Pascanu et al. 2013."""
     gradients = [p.grad for p in parameters if p.grad is not None]
+    if not gradients: return torch.zeros(())
     norm = torch.stack([g.norm() for g in gradients]).norm()
     factor = (limit / (norm + 1e-6)).clamp(max=1)
     for g in gradients: g.mul_(factor)
