@@ -4,7 +4,6 @@ import configparser
 import json
 import re
 import sys
-from pathlib import Path
 
 import pytest
 import yaml

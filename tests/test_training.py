@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from minigpt.generation import generate
 from minigpt.model import GPT, GPTConfig, attention_maps, next_token_loss
-from minigpt.training import AdamW, NonFiniteLoss, TrainConfig, decay_groups, evaluate, matrices_only, new_optimizer, train, train_step
+from minigpt.training import NonFiniteLoss, TrainConfig, decay_groups, evaluate, matrices_only, new_optimizer, train, train_step
 
 SMALL = GPTConfig(vocab_size=9, context_length=6, d_model=16, n_heads=2, n_layers=2, dropout=0.2)
 SETTINGS = TrainConfig(steps=12, lr=1e-2, warmup=3, floor=1e-4, betas=(0.8, 0.95), weight_decay=0.3, clip=0.5)

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from . import notebooks, stamps
-from .stamps import PACKAGE, Cell, Chapter
+from .stamps import PACKAGE, Chapter
 
 KERNELSPEC = {"display_name": "python3", "language": "python", "name": "python3"}
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1", "PYTHONHASHSEED": "0"}
