@@ -11,16 +11,18 @@ import importlib
 # %% ../nbs/00_notation.ipynb #4c530cbf
 __version__ = "0.1.0"
 
-# %% ../nbs/00_notation.ipynb #1048fab1
+# %% ../nbs/00_notation.ipynb #cee441a9
 _PUBLIC = {
     "model": "GPT GPTConfig PRESETS Block parameter_table trace_shapes attention_maps",
     "attention": "sdpa MultiHeadAttention",
-    "generation": "generate",
+    "cache": "KVCache generate",
     "training": "AdamW TrainConfig train evaluate",
     "sorting": "SortTask train_sorter load_sorter sort_digits",
+    "rotary": "RotaryPositions train_at_lengths",
+    "addition": "AddTask train_adder add",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
-_MODULES = ("layers", *_PUBLIC, "pictures", "checks")
+_MODULES = ("layers", "generation", *_PUBLIC, "pictures", "checks")
 
 # %% ../nbs/00_notation.ipynb #b4c47a02
 def __getattr__(name: str):

@@ -57,7 +57,7 @@ PRESETS = {
     ),
 }
 
-# %% ../nbs/03_model.ipynb #eb2852fe
+# %% ../nbs/03_model.ipynb #db25f6f2
 class LearnedPositions(Embedding):
     """A learned vector for each position, added to the stream.
 
@@ -68,10 +68,10 @@ class LearnedPositions(Embedding):
     def add(
         self,
         x: Float[Tensor, "B T C"],  # token embeddings
-        positions: Int[Tensor, "T"],  # where they stand
+        positions: Int[Tensor, "*B T"],  # where they stand
     ) -> Float[Tensor, "B T C"]: return x + self(positions)
 
-    def rotation(self, positions: Int[Tensor, "T"]) -> None: return None
+    def rotation(self, positions: Int[Tensor, "*B T"]) -> None: return None
 
 # %% ../nbs/03_model.ipynb #5049fe45
 class FeedForward(Module):

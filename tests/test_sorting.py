@@ -9,7 +9,7 @@ from torch import Tensor
 from minigpt import sorting
 from minigpt.generation import generate
 from minigpt.model import GPT, GPTConfig
-from minigpt.sorting import HELD_OUT, TRAIN, VALIDATION, SortRun, SortTask, all_rows, exactly_sorted, load_sorter, part_of, random_rows, save_sorter, shipped_sorter, sorter_origin, sorting_batch, train_sorter
+from minigpt.sorting import HELD_OUT, TRAIN, VALIDATION, Run, SortTask, all_rows, exactly_sorted, load_sorter, part_of, random_rows, save_sorter, shipped_sorter, sorter_origin, sorting_batch, train_sorter
 from minigpt.training import TrainConfig
 
 TASK = SortTask(length=3, base=5, batch_size=32)
@@ -20,13 +20,13 @@ def settings(steps: int) -> TrainConfig: return TrainConfig(steps=steps, lr=5e-3
 
 
 @pytest.fixture(scope="module")
-def beginner() -> SortRun:
+def beginner() -> Run:
     "A sorter in the middle of its training, which gets some rows right and some wrong."
     return train_sorter(0, TASK, settings(30), TINY, every=12)
 
 
 @pytest.fixture(scope="module")
-def learned() -> SortRun: return train_sorter(0, TASK, settings(250), TINY)
+def learned() -> Run: return train_sorter(0, TASK, settings(250), TINY)
 
 
 def generated(model: GPT, rows: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def test_a_stricter_split_keeps_answers_apart():
         assert bool(train & held_out) == shared
 
 
-def test_one_pass_says_what_generation_would_do(beginner: SortRun):
+def test_one_pass_says_what_generation_would_do(beginner: Run):
     "Protects the score: teacher-forced exactness is exactness of greedy generation, row by row, right ones and wrong ones."
     rows = all_rows(3, 5)
     exact = exactly_sorted(beginner.model, rows, batch_size=50)
@@ -92,7 +92,7 @@ def test_one_pass_says_what_generation_would_do(beginner: SortRun):
     assert torch.equal(exact, generated(beginner.model, rows)) and torch.equal(exact, exactly_sorted(beginner.model, rows))
 
 
-def test_a_small_run_learns_to_sort(learned: SortRun):
+def test_a_small_run_learns_to_sort(learned: Run):
     "Protects the learning: 250 steps on three digits of five, and not one held-out row is wrong."
     held_out = TASK.rows(HELD_OUT)
     assert len(held_out) > 20 and exactly_sorted(learned.model, held_out).all() and generated(learned.model, held_out).all()
@@ -106,7 +106,7 @@ def test_a_small_run_learns_on_the_stricter_split():
     assert exactly_sorted(model, task.rows(HELD_OUT)).float().mean() > 0.5
 
 
-def test_a_run_tells_its_story(beginner: SortRun):
+def test_a_run_tells_its_story(beginner: Run):
     "Protects the curve: accuracy on validation rows at step 0, every so often, and at the end."
     assert list(beginner.accuracy) == [0, 12, 24, 30] and len(beginner.losses) == 30 and beginner.seed == 0
     assert beginner.accuracy[0] < 0.2 < beginner.accuracy[30]
@@ -118,7 +118,7 @@ def test_the_end_is_measured_where_it_falls_between_two_measurements():
     assert train_sorter(0, TASK, settings(25), TINY, every=10).accuracy.keys() == {0, 10, 20, 25}
 
 
-def test_a_run_depends_on_its_seed_alone(beginner: SortRun):
+def test_a_run_depends_on_its_seed_alone(beginner: Run):
     "Protects repeatability: the same weights from any state of the global generator, which stays as it was; others from another seed."
     torch.manual_seed(4711)
     state = torch.get_rng_state()
@@ -128,7 +128,7 @@ def test_a_run_depends_on_its_seed_alone(beginner: SortRun):
     assert other.losses != beginner.losses
 
 
-def test_held_out_rows_have_no_say_in_the_run(beginner: SortRun, monkeypatch):
+def test_held_out_rows_have_no_say_in_the_run(beginner: Run, monkeypatch):
     "Protects the final score: nothing that happens before it looks at a held-out row."
     def rows_of_other_parts(task: SortTask, part: int) -> Tensor:
         assert part != HELD_OUT, "a run looked at held-out rows"
@@ -136,13 +136,13 @@ def test_held_out_rows_have_no_say_in_the_run(beginner: SortRun, monkeypatch):
         return every[part_of(every, task.by) == part]
 
     monkeypatch.setattr(SortTask, "rows", rows_of_other_parts)
-    score, scored = sorting.exactly_sorted, []
-    monkeypatch.setattr(sorting, "exactly_sorted", lambda model, rows, *args: (scored.append(rows), score(model, rows, *args))[1])
+    score, scored = sorting.exactly_answered, []
+    monkeypatch.setattr(sorting, "exactly_answered", lambda model, rows, *args: (scored.append(rows), score(model, rows, *args))[1])
     train_sorter(0, TASK, settings(30), TINY, every=10)
     assert len(scored) == 4 and all((part_of(rows) == VALIDATION).all() for rows in scored)
 
 
-def test_a_sorter_survives_its_file(beginner: SortRun, tmp_path: Path):
+def test_a_sorter_survives_its_file(beginner: Run, tmp_path: Path):
     "Protects the shipped file's format: the same weights, config and answers, with its origin beside them."
     save_sorter(beginner, tmp_path / "a.safetensors", stamp="abc")
     save_sorter(beginner, str(tmp_path / "b.safetensors"), stamp="abc")

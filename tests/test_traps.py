@@ -23,7 +23,7 @@ from minigpt.checks import match
 from minigpt.generation import generate
 from minigpt.layers import GELU, LayerNorm, dropout, embedding, gelu, gelu_tanh, layer_norm, softmax
 from minigpt.model import GPT, PRESETS, FeedForward, GPTConfig, next_token_loss
-from minigpt.sorting import HELD_OUT, SORT_CONFIG, TRAIN, VALIDATION, SortRun, SortTask, all_rows, load_sorter, part_of, save_sorter
+from minigpt.sorting import HELD_OUT, SORT_CONFIG, TRAIN, VALIDATION, Run, SortTask, all_rows, load_sorter, part_of, save_sorter
 from minigpt.training import TrainConfig, lr_at, new_optimizer, train
 
 SMALL = GPTConfig(vocab_size=9, context_length=6, d_model=16, n_heads=2, n_layers=2, dropout=0.2)
@@ -311,7 +311,7 @@ class Compiled(nn.Module):
 @pytest.mark.unenforced
 def test_a_checkpoint_with_other_names_is_refused_by_name(tmp_path: Path):
     "rasbt 580, litgpt 795, nanoGPT 121: checkpoints of compiled models had `_orig_mod.` keys. Such a file is refused, with the keys named, and never half loaded."
-    save_sorter(SortRun(Compiled(GPT(PRESETS["sorter"])), losses=[], accuracy={}, seed=0, seconds=0.0), tmp_path / "sorter.safetensors")
+    save_sorter(Run(Compiled(GPT(PRESETS["sorter"])), losses=[], accuracy={}, seed=0, seconds=0.0), tmp_path / "sorter.safetensors")
     with pytest.raises((RuntimeError, ValueError), match=r"_orig_mod\.token_embedding\.weight"): load_sorter(tmp_path / "sorter.safetensors")
 
 
