@@ -21,13 +21,12 @@ from .layers import check_sizes
 from .model import GPT, GPTConfig, evaluating
 from .training import progress_bar, seeded
 
-# %% ../nbs/07_cache.ipynb #ca203e04
+# %% ../nbs/07_cache.ipynb #71cc1aff
 class KVCache:
     """Keys and values of the positions that a model has seen: memory (L, 2, B, H, capacity, d).
 
-    It has the dtype and device of the model. `model(idx, cache)` reads `idx` as what follows the
-    `len(cache)` positions that are stored, and stores it too; what does not fit raises
-    `ValueError`. For evaluation only. Pope et al. 2022."""
+    Of the model's dtype and device. `model(idx, cache)` reads `idx` as what follows the positions
+    stored, `len(cache)` of them, and stores it; what does not fit raises `ValueError`. Pope 2022."""
 
     def __init__(
         self,
@@ -143,11 +142,12 @@ def generate(
     "`generation.generate` with a KV cache: the same tokens, sooner. Raises as it does."
     return generation.generate(model, idx, n_tokens, temperature, top_k, top_p, seed, engine)
 
-# %% ../nbs/07_cache.ipynb #eb144fb7
+# %% ../nbs/07_cache.ipynb #e01ce6d4
 def step_seconds(
     model: GPT,
     length: int,  # tokens that the text has, at most the context
     repeats: int = 7,
+    batch_size: int = 1,
     engines: tuple[Callable, ...] = (recompute, cached),
 ) -> list[float]:  # median seconds, one per engine
     """What it takes to compute the logits after a text, all but its last token having been seen.
@@ -156,7 +156,7 @@ def step_seconds(
     limit = model.config.context_length
     if not 1 <= length <= limit:
         raise ValueError(f"length must lie between 1 and context_length={limit}, got {length}")
-    idx = torch.arange(length)[None] % model.config.vocab_size
+    idx = (torch.arange(length) % model.config.vocab_size).expand(batch_size, -1)
     with evaluating(model):
         steps = [engine(model) for engine in engines]
         for step in steps * 2: step(idx)  # the first goes are slow, and fill the cache
@@ -186,11 +186,12 @@ def run_seconds(
         before = length, s
     return totals
 
-# %% ../nbs/07_cache.ipynb #d286d773
+# %% ../nbs/07_cache.ipynb #5f542a0d
 def cache_speed(
     config: GPTConfig,
     lengths: list[int],  # increasing, at most the context
     repeats: int = 7,
+    batch_size: int = 1,
     seed: int = 0,  # of the weights, which do not matter for the time
     progress: bool | None = None,  # show a bar; None: on a terminal
 ) -> list[dict]:  # for each length: seconds of a step, and of a whole run, both ways
@@ -199,7 +200,7 @@ def cache_speed(
     steps = []
     with progress_bar(0, len(lengths), progress) as bar:
         for length in lengths:
-            steps.append(step_seconds(model, length, repeats))
+            steps.append(step_seconds(model, length, repeats, batch_size))
             bar.update()
     columns = [list(column) for column in zip(*steps)]
     runs = [run_seconds(lengths, column) for column in columns]

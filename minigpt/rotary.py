@@ -219,12 +219,12 @@ POSITIONS = {
     "none": NoPositions,
 }
 
-# %% ../nbs/08_rotary.ipynb #7143c81e
+# %% ../nbs/08_rotary.ipynb #f49f3b53
 LENGTH_MODEL = GPTConfig(
     vocab_size=11, context_length=40, d_model=64, n_heads=4, n_layers=3, dropout=0.0
 )
 LENGTH_CONFIG = TrainConfig(
-    steps=1500, lr=5e-4, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0
+    steps=1200, lr=5e-4, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0
 )
 
 # %% ../nbs/08_rotary.ipynb #6a9e219f
@@ -244,12 +244,13 @@ def train_at_lengths(
         task, make_model, config, seed, every=250, n_validation=500, progress=progress
     )
 
-# %% ../nbs/08_rotary.ipynb #58f52430
+# %% ../nbs/08_rotary.ipynb #dcb6f6f9
 def length_experiment(
     kinds: dict[str, Callable] = POSITIONS,  # name -> makes the positions
     regimes: Sequence[Sequence[int]] = ((6,), (2, 3, 4, 5, 6)),  # lengths to train on
     seeds: Sequence[int] = (0, 1),
     lengths: Sequence[int] = tuple(range(3, 17)),  # lengths to test
+    n: int = 400,  # held-out rows of each length
     progress: bool | None = None,  # show a bar over the runs; None: on a terminal
     **settings: object,  # for `train_at_lengths`
 ) -> list[dict]:  # per run: positions, trained on, seed, accuracy by length, and the `Run`
@@ -260,6 +261,6 @@ def length_experiment(
         for kind, regime, seed in runs:
             run = train_at_lengths(regime, kinds[kind], seed, progress=False, **settings)
             named = {"positions": kind, "trained on": regime, "seed": seed}
-            rows.append(named | {"accuracy": accuracy_at(run.model, lengths), "run": run})
+            rows.append(named | {"accuracy": accuracy_at(run.model, lengths, n), "run": run})
             bar.update()
     return rows
