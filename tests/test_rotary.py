@@ -30,7 +30,8 @@ def numbers(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("width, rotated", [(8, 8), (16, 4), (64, 64), (2, 2)])
 def test_equals_gpt_j_as_transformers_computes_it(width: int, rotated: int):
     "Protects values: GPT-J turns neighbouring channels, and some of them only, as ours can."
-    gptj = pytest.importorskip("transformers.models.gptj.modeling_gptj")
+    from transformers.models.gptj import modeling_gptj as gptj
+
     q, positions = numbers(2, 3, 50, width), torch.arange(50)
     sin, cos = gptj.create_sinusoidal_positions(50, rotated).double().chunk(2, dim=-1)
     theirs = gptj.apply_rotary_pos_emb(q[..., :rotated].transpose(1, 2), sin[None], cos[None]).transpose(1, 2)
@@ -42,8 +43,8 @@ def test_equals_gpt_j_as_transformers_computes_it(width: int, rotated: int):
 @pytest.mark.parametrize("base", [10_000.0, 500_000.0, 10.0])
 def test_equals_llama_as_transformers_computes_it(base: float):
     "Protects values and gradients: Llama pairs channel i with i + d/2, so channels are put in another order first and back afterwards."
-    llama = pytest.importorskip("transformers.models.llama.modeling_llama")
     from transformers import LlamaConfig
+    from transformers.models.llama import modeling_llama as llama
 
     config = LlamaConfig(hidden_size=48, num_attention_heads=3, rope_parameters={"rope_type": "default", "rope_theta": base})
     q, k, positions = numbers(2, 3, 20, 16).requires_grad_(), numbers(2, 3, 20, 16, seed=1), torch.arange(20)

@@ -149,6 +149,34 @@ def test_a_data_file_counts_where_its_name_stands(small: Path):
     assert chapters.after(book["01_first"], list(book.values())) == []
 
 
+@pytest.mark.parametrize("code, reads", [
+    ("from minigpt.reading import plain", False),
+    ("from minigpt.reading import load", True),
+    ("from minigpt.reading import loads_too", True),
+    ("from minigpt.reading import *", True),
+    ("from minigpt import reading\nreading.load()", True),
+    ("from minigpt import reading\nreading.plain()", False),
+    ("from minigpt import reading\ngetattr(reading, 'load')", True),
+    ("from minigpt import reading\nPROGRAM = 'from minigpt.reading import load'", True),
+    ("from minigpt.through import one", True),
+    ("from minigpt.reading import plain\nopen('weights.safetensors')", True),
+])
+def test_a_data_file_counts_where_code_can_reach_it(small: Path, code: str, reads: bool):
+    "Protects long experiments from being run again because a file changed that they cannot read."
+    (small / "minigpt" / "weights.safetensors").write_bytes(b"1")
+    (small / "minigpt" / "reading.py").write_text(
+        "def path(): return 'weights.safetensors'\ndef load(): return open(path())\ndef loads_too(): return load()\ndef plain(): return 1\n")
+    (small / "minigpt" / "through.py").write_text("from .reading import load\ndef one(): return load()\n")
+    write(small, "04_reader", code)
+    before = state(small)
+    (small / "minigpt" / "weights.safetensors").write_bytes(b"2")
+    assert stale(before, state(small)) == ({"04_reader"} if reads else set())
+    (small / "minigpt" / "reading.py").write_text((small / "minigpt" / "reading.py").read_text() + "STORED = open('weights.safetensors')\n")
+    before = state(small)
+    (small / "minigpt" / "weights.safetensors").write_bytes(b"3")
+    assert stale(before, state(small)) >= {"04_reader"}
+
+
 @pytest.mark.parametrize("code, found", [
     ("from minigpt import two", {"__init__", "second", "first"}),
     ("from minigpt import first", {"first"}),

@@ -2,7 +2,8 @@
 
 A notebook's stamp is a hash of its code cells and of every `minigpt` module it imports, transitively. It is taken over the syntax
 tree, so comments and docstrings change nothing; `#|` lines and the version of torch count. So do the bytes of a data file in
-`minigpt/` that a counted module or cell names in a string. Nothing is imported or run to compute it.
+`minigpt/` that a cell names in a string, or that a module names, if code outside that module mentions a function through which
+the file is reached. Nothing is imported or run to compute it.
 
 What is stored, in metadata that `nbdev_clean` keeps:
 
@@ -132,6 +133,14 @@ def used_names(tree: ast.AST, magics: Iterable[str] = ()) -> set[str]:
     return words | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
 
 
+def mentioned(tree: ast.AST) -> set[str]:
+    "Names by which this code could reach for something: bare, as attributes, imported, in a string, or in a program in a string."
+    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    found |= {alias.name for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    programs = [text for text in strings(tree) if PACKAGE in text and "import" in text]
+    return found | {text for text in strings(tree) if text.isidentifier()} | {word for text in programs for word in re.findall(r"\w+|\*", text)}
+
+
 def strings(tree: ast.AST) -> set[str]:
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
@@ -219,9 +228,30 @@ class Modules:
             todo |= self._closures[name] - found
         return found
 
-    def read_by(self, trees: Iterable[ast.AST]) -> set[str]:
+    def named_in(self, trees: Iterable[ast.AST]) -> set[str]:
         "Data files of the package that this code names, also weights that a module reads and nobody has saved yet."
         return {name for tree in trees for name in strings(tree) if name in self.files}
+
+    def readers(self, module: str, file: str) -> set[str]:
+        "Names of a module through which it reaches a data file; `*` if it does so when it is imported."
+        statements = [ast.Module([node], []) for node in self.trees[module].body]
+        found: set[str] = set()
+        reading = [s for s in statements if file in strings(s)]
+        while reading:
+            found |= set().union(*(bound_names(s) or {"*"} for s in reading))
+            statements = [s for s in statements if s not in reading]
+            reading = [s for s in statements if used_names(s) & found]
+        return found
+
+    def read_by(self, trees: list[ast.AST], closure: set[str]) -> set[str]:
+        "Data files that this code reads, itself or through the modules that it needs."
+        found = self.named_in(trees)
+        for module in closure:
+            for file in self.named_in([self.trees[module]]):
+                names = self.readers(module, file) | {"*"}
+                others = [*trees, *(self.trees[m] for m in closure if m != module)]
+                if "*" in self.readers(module, file) or any(mentioned(tree) & names for tree in others): found.add(file)
+        return found
 
     def parts(self, closure: set[str], data: set[str]) -> list[str]:
         return [f"{name} {self.hashes[name]}" for name in sorted(closure)] + [
@@ -289,12 +319,12 @@ class Chapter:
     @cached_property
     def data(self) -> set[str]:
         "Every data file of the package that the notebook depends on."
-        return self.modules.read_by([self.modules.trees[m] for m in self.imported] + [c.tree for c in self.cells])
+        return self.modules.read_by([c.tree for c in self.cells], self.imported)
 
     @cached_property
     def owned(self) -> set[str]:
         "Data files that the notebook's own exported cells name: it may be the one that writes them."
-        return self.modules.read_by(c.tree for c in self.cells if c.exported)
+        return self.modules.named_in(c.tree for c in self.cells if c.exported)
 
     @property
     def timed(self) -> bool: return any("timed" in notebooks.directives(c.cell) for c in self.cells)
@@ -321,7 +351,7 @@ class Chapter:
         behind = {c.index for c in self.behind(cell)}
         covered = [c for c in self.cells if c is cell or c.exported or c.setup or c.index in behind]
         closure = self.modules.closure(self.modules.imported_by(covered, names=set().union(*(c.uses for c in covered))))
-        data = self.modules.read_by(self.modules.trees[m] for m in closure) - self.owned  # or a refresh would never end
+        data = self.modules.read_by([c.tree for c in covered], closure) - self.owned  # or a refresh would never end
         return digest(f"torch {self.torch}", *(c.hash for c in covered), *self.modules.parts(closure, data))
 
     def stale_slow(self) -> list[Cell]:
