@@ -238,7 +238,8 @@ class Modules:
         found: set[str] = set()
         reading = [s for s in statements if file in strings(s)]
         while reading:
-            found |= set().union(*(bound_names(s) or {"*"} for s in reading))
+            found |= set().union(*(bound_names(s) for s in reading))
+            if any(isinstance(node, ast.Call) for s in reading for node in outer(s)): found.add("*")
             statements = [s for s in statements if s not in reading]
             reading = [s for s in statements if used_names(s) & found]
         return found
