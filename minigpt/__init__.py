@@ -11,7 +11,7 @@ import importlib
 # %% ../nbs/00_notation.ipynb #4c530cbf
 __version__ = "0.1.0"
 
-# %% ../nbs/00_notation.ipynb #b06c8569
+# %% ../nbs/00_notation.ipynb #92ccdbbe
 _PUBLIC = {
     "model": "GPT GPTConfig PRESETS Block parameter_table trace_shapes attention_maps",
     "attention": "sdpa MultiHeadAttention",
@@ -20,6 +20,7 @@ _PUBLIC = {
     "sorting": "SortTask train_sorter load_sorter sort_digits",
     "rotary": "RotaryPositions train_at_lengths",
     "addition": "AddTask train_adder",
+    "grokking": "ModularTask grok",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 _MODULES = ("layers", "generation", *_PUBLIC, "pictures", "checks")
