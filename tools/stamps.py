@@ -249,9 +249,9 @@ class Modules:
         found = self.named_in(trees)
         for module in closure:
             for file in self.named_in([self.trees[module]]):
-                names = self.readers(module, file) | {"*"}
+                names = self.readers(module, file)
                 others = [*trees, *(self.trees[m] for m in closure if m != module)]
-                if "*" in self.readers(module, file) or any(mentioned(tree) & names for tree in others): found.add(file)
+                if "*" in names or any(mentioned(tree) & {*names, "*"} for tree in others): found.add(file)
         return found
 
     def parts(self, closure: set[str], data: set[str]) -> list[str]:
