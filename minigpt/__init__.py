@@ -11,7 +11,7 @@ import importlib
 # %% ../nbs/00_notation.ipynb #4c530cbf
 __version__ = "0.1.0"
 
-# %% ../nbs/00_notation.ipynb #92ccdbbe
+# %% ../nbs/00_notation.ipynb #39c0fbe9
 _PUBLIC = {
     "model": "GPT GPTConfig PRESETS Block parameter_table trace_shapes attention_maps",
     "attention": "sdpa MultiHeadAttention",
@@ -21,6 +21,8 @@ _PUBLIC = {
     "rotary": "RotaryPositions train_at_lengths",
     "addition": "AddTask train_adder",
     "grokking": "ModularTask grok",
+    "language": "CharTokenizer TextTask train_text write",
+    "ablations": "Ablation ablate",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 _MODULES = ("layers", "generation", *_PUBLIC, "pictures", "checks")

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -85,7 +86,39 @@ def to_run(chapter: Chapter, slow: str) -> set[int]:
     return {c.index for c in chapter.cells if not c.slow or c in stale or c.index in behind}
 
 
-async def outputs(root: Path, chapter: Chapter, chosen: set[int], extra: dict[str, str]) -> dict[int, list[dict]]:
+class Quiet:
+    "Lets cells of several notebooks run at the same time, but a timed one alone: it waits for the others' cells to end, and no new one starts meanwhile."
+
+    def __init__(self): self.running, self.alone, self.changed = 0, False, asyncio.Condition()
+
+    def around(self, chapter: Chapter, index: int) -> AbstractAsyncContextManager[None]:
+        timed = any(c.index == index and c.timed for c in chapter.cells)
+        return self.by_itself() if timed else self.with_others()
+
+    @asynccontextmanager
+    async def with_others(self) -> AsyncIterator[None]:
+        async with self.changed:
+            await self.changed.wait_for(lambda: not self.alone)
+            self.running += 1
+        try: yield
+        finally:
+            self.running -= 1
+            async with self.changed: self.changed.notify_all()
+
+    @asynccontextmanager
+    async def by_itself(self) -> AsyncIterator[None]:
+        async with self.changed:
+            await self.changed.wait_for(lambda: not self.alone)
+            self.alone = True
+        try:
+            async with self.changed: await self.changed.wait_for(lambda: not self.running)
+            yield
+        finally:
+            self.alone = False
+            async with self.changed: self.changed.notify_all()
+
+
+async def outputs(root: Path, chapter: Chapter, chosen: set[int], extra: dict[str, str], quiet: Quiet) -> dict[int, list[dict]]:
     "Run the chosen cells in a fresh kernel of this Python, top to bottom; return their outputs."
     import nbformat
     from jupyter_client.kernelspec import KernelSpec, KernelSpecManager
@@ -104,7 +137,7 @@ async def outputs(root: Path, chapter: Chapter, chosen: set[int], extra: dict[st
         client.reset_execution_trackers()
         async with client.async_setup_kernel(cwd=str(root / "nbs"), env=environment(root, IPYTHONDIR=temporary, **extra)):
             for i in sorted(chosen):
-                await client.async_execute_cell(node.cells[i], i)
+                async with quiet.around(chapter, i): await client.async_execute_cell(node.cells[i], i)
     return {i: [plain(output) for output in node.cells[i].outputs] for i in chosen}
 
 
@@ -137,7 +170,7 @@ def stored(chapter: Chapter, made: dict[int, list[dict]]) -> str:
     return notebooks.text(nb)
 
 
-async def run(root: Path, chapter: Chapter, slow: str, extra: dict[str, str], say=print) -> None:
+async def run(root: Path, chapter: Chapter, slow: str, extra: dict[str, str], quiet: Quiet, say=print) -> None:
     "Run one notebook and store what it shows. Its file is left as it was if a cell fails, or if somebody edits it meanwhile."
     from nbclient.exceptions import CellExecutionError, DeadKernelError
 
@@ -145,7 +178,7 @@ async def run(root: Path, chapter: Chapter, slow: str, extra: dict[str, str], sa
     for c in chapter.cells:
         if c.slow and c.index in chosen: say(f"{chapter.name}: running slow cell {c.index}: {c.first_line}")
     start = time.perf_counter()
-    try: made = await outputs(root, chapter, chosen, extra | {"MINIGPT_STAMP": chapter.stamp})
+    try: made = await outputs(root, chapter, chosen, extra | {"MINIGPT_STAMP": chapter.stamp}, quiet)
     except CellExecutionError as error: raise Failed(f"{chapter.name} failed; its file is as it was.\n{COLOUR.sub('', str(error))}") from None
     except (DeadKernelError, AssertionError) as error:  # nbclient's own cleaning up fails after a dead kernel
         if not isinstance(error, DeadKernelError) and not isinstance(error.__context__, DeadKernelError): raise
@@ -166,21 +199,17 @@ def after(chapter: Chapter, others: list[Chapter]) -> list[Chapter]:
 
 
 async def run_all(root: Path, chapters: list[Chapter], slow: str, extra: dict[str, str], say=print) -> list[str]:
-    "Run notebooks, two at a time, writers of data files before their readers and timed ones alone; return what failed."
-    slots, queue = asyncio.Semaphore(WORKERS), asyncio.Lock()
+    "Run notebooks, two at a time, writers of data files before their readers and timed cells alone; return what failed."
+    slots, quiet = asyncio.Semaphore(WORKERS), Quiet()
     done = {c.name: asyncio.Event() for c in chapters}
     failures: list[str] = []
 
     async def one(chapter: Chapter) -> None:
         for other in after(chapter, chapters): await done[other.name].wait()
-        needed = WORKERS if chapter.timed else 1
-        async with queue:  # nobody holds one slot while waiting for another
-            for _ in range(needed): await slots.acquire()
-        try: await run(root, chapter, slow, extra, say)
+        try:
+            async with slots: await run(root, chapter, slow, extra, quiet, say)
         except Failed as failure: failures.append(str(failure))
-        finally:
-            for _ in range(needed): slots.release()
-            done[chapter.name].set()
+        finally: done[chapter.name].set()
 
     await asyncio.gather(*(one(c) for c in chapters))
     return failures

@@ -54,7 +54,8 @@ def try_quarto():
 
 
 def main():
-    key = hashlib.sha256((ROOT / "requirements-dev.txt").read_bytes() + (ROOT / "pyproject.toml").read_bytes() + str(ROOT).encode()).hexdigest()
+    files = ["requirements-dev.txt", "requirements-texts.txt", "pyproject.toml"]
+    key = hashlib.sha256(b"".join((ROOT / name).read_bytes() for name in files) + str(ROOT).encode()).hexdigest()
     ready = VENV / "ready.txt"
     if ready.exists() and ready.read_text(encoding="utf-8") == key and PYTHON.exists(): return
     start = time.time()
@@ -65,6 +66,7 @@ def main():
         if made.returncode: sys.exit("%s -m venv .venv failed:\n%s" % (python, made.stdout))
     print("installing requirements-dev.txt into .venv, a minute or two ...", flush=True)
     pip("install", "--quiet", "-r", "requirements-dev.txt")
+    pip("install", "--quiet", "--no-deps", "-r", "requirements-texts.txt")
     pip("install", "--quiet", "--no-deps", "--no-build-isolation", "-e", ".")
     try_quarto()
     ready.write_text(key, encoding="utf-8")

@@ -276,6 +276,7 @@ class Cell:
         self.tree = without_docstrings(tree, module=False)
         self.hash = digest("\n".join(bodies), "\n".join(self.magics), dump(self.tree))
         self.slow, self.exported = notebooks.slow(cell), notebooks.exported(cell)
+        self.timed = "timed" in notebooks.directives(cell)
         self.setup = all(isinstance(n, (ast.Import, ast.ImportFrom, ast.Pass)) for n in self.tree.body)  # imports, IPython lines
         self.first_line = next((line.strip() for line in code.splitlines() if line.strip() and not line.lstrip().startswith("#")), "")
 
@@ -326,9 +327,6 @@ class Chapter:
     def owned(self) -> set[str]:
         "Data files that the notebook's own exported cells name: it may be the one that writes them."
         return self.modules.named_in(c.tree for c in self.cells if c.exported)
-
-    @property
-    def timed(self) -> bool: return any("timed" in notebooks.directives(c.cell) for c in self.cells)
 
     @cached_property
     def stamp(self) -> str:
