@@ -123,6 +123,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'minigpt.language.Deadline.passed': ('language.html#deadline.passed', 'minigpt/language.py'),
                                   'minigpt.language.Muon': ('language.html#muon', 'minigpt/language.py'),
                                   'minigpt.language.Muon.__init__': ('language.html#muon.__init__', 'minigpt/language.py'),
+                                  'minigpt.language.Muon.load_state_dict': ('language.html#muon.load_state_dict', 'minigpt/language.py'),
+                                  'minigpt.language.Muon.state_dict': ('language.html#muon.state_dict', 'minigpt/language.py'),
                                   'minigpt.language.Muon.step': ('language.html#muon.step', 'minigpt/language.py'),
                                   'minigpt.language.Muon.zero_grad': ('language.html#muon.zero_grad', 'minigpt/language.py'),
                                   'minigpt.language.TextRun': ('language.html#textrun', 'minigpt/language.py'),

@@ -9,7 +9,7 @@ __all__ = ['TINY_SHAKESPEARE', 'TINY_SHAKESPEARE_SHA256', 'TEXT_CONFIG', 'POSITI
            'train_for', 'TextRun', 'train_text', 'write', 'orthogonalized', 'muon_update', 'hidden_matrix', 'Muon',
            'save_text_model', 'load_text_model']
 
-# %% ../nbs/11_language.ipynb #9319900e
+# %% ../nbs/11_language.ipynb #e65b5ffb
 import hashlib
 import json
 import math
@@ -39,8 +39,9 @@ from .layers import check_ids, check_sizes
 from .model import GPT, GPTConfig, LearnedPositions
 from .rotary import RotaryPositions
 from .sorting import spread
-from .training import AdamW, TrainConfig, decay_groups, evaluate, matrices_only
-from .training import new_optimizer, progress_bar, seeded, train, train_step
+from .training import AdamW, TrainConfig, copy_averages, decay_groups, evaluate
+from .training import matrices_only, new_optimizer, progress_bar, seeded, train
+from .training import train_step
 
 # %% ../nbs/11_language.ipynb #4100ffe2
 TINY_SHAKESPEARE = (
@@ -342,13 +343,13 @@ class Deadline(TrainConfig):
 
     def lr_at(self, step: int) -> float: return super().lr_at(int(self.passed() * self.steps))
 
-# %% ../nbs/11_language.ipynb #ec9bdf7c
+# %% ../nbs/11_language.ipynb #831c60ed
 def train_for(
     seconds: float,
     model: Module,
     batch_at: Callable[[int], tuple],  # step -> (inputs, targets), both (B, T)
     config: TrainConfig = TEXT_CONFIG,
-    optimizer: object | None = None,  # None: a new one, with `decay_groups`
+    optimizer: AdamW | None = None,  # None: a new one, with `decay_groups`
     watch: Callable[[int, float], object] | None = None,  # called with (steps done, loss)
     progress: bool | None = None,
 ) -> list[float]:  # the loss of each step
@@ -379,14 +380,14 @@ class TextRun:
     seed: int
     seconds: float  # what the training took, with its measurements
 
-# %% ../nbs/11_language.ipynb #1c457704
+# %% ../nbs/11_language.ipynb #336a5c98
 def train_text(
     task: TextTask,
     config: TrainConfig = TEXT_CONFIG,
     seed: int = 0,
     make_model: Callable[[TextTask], GPT] = text_model,
     seconds: float | None = None,  # train for a time; None: for config.steps
-    make_optimizer: Callable[[Module, TrainConfig], object] = new_optimizer,
+    make_optimizer: Callable[[Module, TrainConfig], AdamW] = new_optimizer,
     compiled: bool = False,  # have torch translate the model first, which takes a C++ compiler
     every: int | Sequence[int] = 250,  # steps between two measurements, or those to measure at
     n_validation: int = 200,  # validation windows per measurement
@@ -465,39 +466,43 @@ def hidden_matrix(name: str, parameter: Tensor) -> bool:
     "Whether Muon is for this parameter: matrices, but no embedding and no output head."
     return matrices_only(name, parameter) and "lm_head" not in name
 
-# %% ../nbs/11_language.ipynb #c970767d
-class Muon:
-    """Muon for the matrices inside the blocks, AdamW for all other parameters.
+# %% ../nbs/11_language.ipynb #1e879ef8
+class Muon(AdamW):
+    """Muon for the matrices inside the blocks, with `relative` times the learning rate of AdamW,
+    which is for all other parameters.
 
     Raises `ValueError` for settings outside their range."""
 
     def __init__(
-        self,
-        model: Module,
-        config: TrainConfig,
-        relative: float = 7.0,  # learning rate of the matrices, in units of the others'
-        momentum: float = 0.95,
+        self, model: Module, config: TrainConfig, relative: float = 7.0, momentum: float = 0.95
     ):
         if not relative > 0: raise ValueError(f"relative must be above 0, got {relative}")
         if not 0 <= momentum < 1: raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
         hidden = {p for name, p in model.named_parameters() if hidden_matrix(name, p)}
         groups = decay_groups(model, config.weight_decay)
         for group in groups: group["params"] = [p for p in group["params"] if p not in hidden]
-        self.adam = AdamW(groups, config.lr, config.betas)
-        self.lr, self.relative, self.momentum = config.lr, relative, momentum
-        self.entries = [(p, torch.zeros_like(p)) for p in model.parameters() if p in hidden]
+        super().__init__(groups, config.lr, config.betas)
+        self.relative, self.momentum = relative, momentum
+        self.matrices = [(p, torch.zeros_like(p)) for p in model.parameters() if p in hidden]
 
     @torch.no_grad()
     def step(self, lr: float | None = None) -> None:
         "Update each parameter that has a gradient; `lr` is AdamW's learning rate in this step."
-        self.adam.step(lr)
+        super().step(lr)
         lr = self.relative * (self.lr if lr is None else lr)
-        for p, m in self.entries:
+        for p, m in self.matrices:
             if p.grad is not None: muon_update(p, p.grad, m, lr, self.momentum)
 
     def zero_grad(self) -> None:
-        self.adam.zero_grad()
-        for p, _ in self.entries: p.grad = None
+        super().zero_grad()
+        for p, _ in self.matrices: p.grad = None
+
+    def state_dict(self) -> dict:
+        return super().state_dict() | {"matrices": [(m.clone(),) * 2 for _, m in self.matrices]}
+
+    def load_state_dict(self, state: dict) -> None:
+        copy_averages(state["matrices"], [(m, m) for _, m in self.matrices])
+        super().load_state_dict(state)
 
 # %% ../nbs/11_language.ipynb #d7af3761
 POSITION_KINDS = {"learned": LearnedPositions, "rotary": RotaryPositions}

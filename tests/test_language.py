@@ -244,8 +244,8 @@ def test_muon_is_torchs_up_to_its_bfloat16(shape: tuple[int, int]):
 def test_muon_takes_each_parameter_once_and_the_rest_is_adamws():
     model = SMALL(TASK)
     optimizer = Muon(model, CONFIG, relative=5.0)
-    matrices = [p for p, _ in optimizer.entries]
-    every = matrices + [p for p, *_ in optimizer.adam.entries]
+    matrices = [p for p, _ in optimizer.matrices]
+    every = matrices + [p for p, *_ in optimizer.entries]
     assert len(every) == len({id(p) for p in every}) == len([*model.parameters()])
     assert {id(p) for p in matrices} == {id(p) for n, p in model.named_parameters() if n.startswith("blocks") and p.ndim == 2}
     next_token_loss(model, *TASK.batch_at(0)).backward()
@@ -276,6 +276,24 @@ def test_a_small_run_learns_and_depends_on_its_seed_alone():
     again = train_text(TASK, CONFIG, 3, SMALL, every=(0, 7))
     assert again.losses == run.losses and list(again.validation) == [0, 7]
     assert train_text(TASK, CONFIG, 4, SMALL).losses != run.losses
+
+
+def test_muon_goes_on_from_a_saved_state():
+    "2N steps are N steps, save, load, N steps, bit for bit; a state of another model is refused."
+    def run(model, optimizer, start, stop):
+        language.train(model, TASK.batch_at, CONFIG, optimizer, start, stop)
+
+    with seeded(0): model, other = SMALL(TASK), SMALL(TASK)
+    whole = Muon(model, CONFIG)
+    run(model, whole, 0, 4)
+    other.load_state_dict(model.state_dict())
+    state = whole.state_dict()
+    run(model, whole, 4, 8)
+    resumed = Muon(other, CONFIG)
+    resumed.load_state_dict(state)
+    run(other, resumed, 4, 8)
+    assert all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters()))
+    with pytest.raises(ValueError, match="state"): Muon(text_model(TASK, d_model=32), CONFIG).load_state_dict(state)
 
 
 def test_muon_learns_faster_here():

@@ -1,5 +1,6 @@
 """Stamps: what makes a page stale and what does not, that stale and broken pages are found, and that a run stores the same file twice."""
 
+import asyncio
 import json
 import shutil
 from pathlib import Path
@@ -260,6 +261,45 @@ def test_only_what_is_stale_runs_and_slow_outputs_are_kept(ran: Path):
     assert shown(ran, "02_second") == ["5", "3", "5", "c\nb\n"] and "slow cell" in found(ran, "02_second") and shown(ran, "index") == ["5"]
     chapters.make(ran, refresh=True, say=said.append)
     assert shown(ran, "02_second") == ["5", "6", "8", "c\nb\n"] and stamps.problems(ran) == []
+
+
+def test_a_timed_cell_runs_alone():
+    "Protects what is timed: it starts when the others' cells have ended, and while it waits or runs no other cell starts; others overlap."
+    log: list[str] = []
+
+    async def cell(name: str, gate, ends: asyncio.Event) -> None:
+        async with gate:
+            log.append(f"{name} starts")
+            await ends.wait()
+            log.append(f"{name} ends")
+
+    async def story() -> None:
+        quiet, ends = chapters.Quiet(), {name: asyncio.Event() for name in "abtcu"}
+        tasks = []
+        for name in "abtcu":
+            tasks.append(asyncio.create_task(cell(name, quiet.by_itself() if name in "tu" else quiet.with_others(), ends[name])))
+            for _ in range(5): await asyncio.sleep(0)
+        for name in "batcu":
+            ends[name].set()
+            for _ in range(20): await asyncio.sleep(0)
+        await asyncio.wait_for(asyncio.gather(*tasks), 10)
+
+    asyncio.run(story())
+    assert log[:6] == ["a starts", "b starts", "b ends", "a ends", "t starts", "t ends"]
+    assert sorted(log[6:]) == ["c ends", "c starts", "u ends", "u starts"] and log[6][0] == log[7][0]
+
+
+def test_a_timed_cell_that_fails_lets_the_others_go_on():
+    async def story() -> None:
+        quiet = chapters.Quiet()
+        with pytest.raises(ZeroDivisionError):
+            async with quiet.by_itself(): 1 / 0
+        with pytest.raises(ZeroDivisionError):
+            async with quiet.with_others(): 1 / 0
+        async with quiet.by_itself(): pass
+        async with quiet.with_others(): pass
+
+    asyncio.run(asyncio.wait_for(story(), 10))
 
 
 def test_equal_code_gives_equal_files(ran: Path):
