@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from messages import refuses
 import minigpt
 from minigpt import cache as cache_module
 from minigpt import generation
@@ -246,11 +247,7 @@ def deeper(n_layers: int) -> GPT: return GPT(GPTConfig(11, 14, 24, 3, n_layers))
 ], ids=range(12))
 def test_what_does_not_fit_is_refused_by_name(call, holds: list[str]):
     "Protects the messages: each names the thing, the value, and what would be right."
-    with torch.no_grad(), pytest.raises(ValueError) as caught: call()
-    rest = str(caught.value)
-    for part in holds:
-        assert part in rest, (part, str(caught.value))
-        rest = rest[rest.index(part) + len(part) :] if part != "float64" else rest
+    with torch.no_grad(): refuses(call, holds)
 
 
 def test_gradients_are_refused():
