@@ -347,6 +347,11 @@ class Page:
             h.append(self._new('a', '#', class_='mg-anchor', href=f"#{h['id']}", aria_label=f'Link to the section {text}'))
 
     @property
+    def widget(self):
+        "Whether the sorter runs on this page."
+        return self.soup.find(id='watch') is not None
+
+    @property
     def content(self): return self._restore(self.soup.decode(formatter='minimal')).strip()
 
     def _text(self, node):
@@ -386,6 +391,9 @@ _EARLY = ("(function(d){try{var t=localStorage.getItem('minigpt-theme');if(t==='
           "d.classList.add('js')})(document.documentElement)")
 
 
+WIDGET = ('weights.js', 'sorter.js', 'watch.js')  # the first is made from the trained sorter
+
+
 def frame(page: Page) -> str:
     "The whole HTML document of a page."
     c, book, esc = page.chapter, page.book, html.escape
@@ -406,6 +414,7 @@ def frame(page: Page) -> str:
     if at < len(chapters)-1: step += f'<a rel="next" href="{esc(chapters[at+1].page)}"><small>Next</small> <span>{esc(chapters[at+1].title)}</span></a>'
     label = f'<p class="mg-label">{c.label}</p>\n' if c.label else ''
     lead = f'<p class="mg-lead">{page.lead}</p>\n' if page.lead else ''
+    scripts = ''.join(f'\n<script src="assets/{name}" defer></script>' for name in WIDGET) if page.widget else ''
     foot = [f'{esc(book.package)} {esc(book.version)}'] + ([f'{esc(book.license)} licence'] if book.license else [])
     if book.git_url: foot.append(f'<a href="{esc(book.git_url)}">source</a>')
     return f'''<!DOCTYPE html>
@@ -420,7 +429,7 @@ def frame(page: Page) -> str:
 <script>{_EARLY}</script>
 <link rel="stylesheet" href="styles.css">
 <link rel="stylesheet" href="assets/math.css">
-<script src="assets/site.js" defer></script>
+<script src="assets/site.js" defer></script>{scripts}
 </head>
 <body class="mg-page">
 <a class="mg-skip" href="#content">Skip to the text</a>

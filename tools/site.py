@@ -5,13 +5,13 @@
 """
 from __future__ import annotations
 
-import argparse, ast, configparser, functools, hashlib, http.server, json, os, re, shutil, subprocess, sys, tempfile
+import argparse, ast, base64, configparser, functools, hashlib, http.server, json, os, re, shutil, subprocess, sys, tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import yaml
 
-from .pages import Book, Chapter, Page, SiteError, dead_links, frame, read_symbols, search_script
+from .pages import WIDGET, Book, Chapter, Page, SiteError, dead_links, frame, read_symbols, search_script
 
 HERE = Path(__file__).parent
 _STAGE = 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
@@ -117,7 +117,19 @@ def render(staged: Path, renderer: str) -> Path:
 _CHROME = re.compile(r'site_libs/|search\.json$|sitemap\.xml$|styles\.css$|robots\.txt$|\.html$')
 
 
-def finish(rendered: Path, book: Book, styles: Path, font: bytes | None = None) -> dict:
+def weights_script(path: Path) -> str:
+    "The trained sorter as a script, with weights of 16 bits: a page opened from a folder may load a script, but not fetch a file."
+    from safetensors import safe_open
+    if not path.is_file(): raise SiteError(f'{path} is missing: the page with the sorter needs it; `make refresh` trains it')
+    with safe_open(path, 'np') as file:
+        origin = json.loads(file.metadata()['origin'])
+        tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    data = b''.join(tensor.astype('<f2').tobytes() for tensor in tensors.values())
+    parts = dict(config=origin.pop('config'), origin=origin, shapes={name: list(t.shape) for name, t in tensors.items()}, data=base64.b64encode(data).decode())
+    return 'window.minigptWeights = ' + json.dumps(parts, separators=(',', ':')) + ';\n'
+
+
+def finish(rendered: Path, book: Book, root: Path, font: bytes | None = None) -> dict:
     "All files of the site, name -> bytes, from what the renderer wrote."
     from .mathml import math_font
     files, entries = {}, []
@@ -126,11 +138,14 @@ def finish(rendered: Path, book: Book, styles: Path, font: bytes | None = None) 
         if not made: raise SiteError(f'{chapter.source}: the renderer wrote no page for it')
         page = Page(made[0].read_text(encoding='utf-8'), chapter, book)
         files[chapter.page] = frame(page).encode()
+        if page.widget:
+            files['assets/weights.js'] = weights_script(root / book.package / 'sorter.safetensors').encode()
+            files |= {f'assets/{name}': (HERE / name).read_bytes() for name in WIDGET[1:]}
         entries += page.search_entries()
     for p in sorted(rendered.rglob('*')):
         name = p.relative_to(rendered).as_posix()
         if p.is_file() and not _CHROME.search(name): files[name] = p.read_bytes()
-    files['styles.css'] = styles.read_bytes()
+    files['styles.css'] = (root / 'nbs' / 'styles.css').read_bytes()
     files['assets/site.js'] = (HERE / 'site.js').read_bytes()
     files['assets/search.js'] = search_script(entries).encode()
     files['assets/math.css'] = (b'/* STIX Two Math, a subset, under the SIL Open Font License 1.1: https://openfontlicense.org */\n'
@@ -156,7 +171,8 @@ def _digest(paths, *words):
 def _inputs(root, renderer):
     "A hash of everything a page depends on."
     paths = [p for p in (root / 'nbs').iterdir() if p.is_file() and not p.name.startswith('.')]
-    paths += [root / 'settings.ini', *root.glob('*/_modidx.py'), *(HERE / n for n in ('site.py', 'pages.py', 'mathml.py', 'site.js'))]
+    paths += [root / 'settings.ini', *root.glob('*/_modidx.py'), *root.glob('*/sorter.safetensors')]
+    paths += [HERE / n for n in ('site.py', 'pages.py', 'mathml.py', 'site.js', *WIDGET[1:])]
     versions = [_version(n) for n in ('nbdev', 'smalldocs', 'latex2mathml', 'beautifulsoup4', 'pygments', 'ziamath', 'fonttools')]
     return _digest(paths, renderer, str(find_quarto()) if renderer == 'quarto' else '', versions)
 
@@ -186,7 +202,7 @@ def build(root: Path,  # the repository
         staged = stage(root, Path(work) / root.name)
         book = read_book(root, staged)
         _trim(staged, book)
-        files = finish(render(staged, renderer), book, root / 'nbs' / 'styles.css', font)
+        files = finish(render(staged, renderer), book, root, font)
     for problem in dead_links(_texts(files)): _say(f'site: dead link in {problem}')
     for name in old.get('files', {}).keys() - files.keys(): (out / name).unlink(missing_ok=True)
     for name, data in files.items():
