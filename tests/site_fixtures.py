@@ -23,8 +23,8 @@ def built() -> Path:
 
 @functools.cache
 def pages() -> dict[str, str]:
-    "Every page of the site: its name and its HTML."
-    return {p.name: p.read_text(encoding="utf-8") for p in sorted(built().glob("*.html"))}
+    "Every page of the book: its name and its HTML."
+    return {p.name: p.read_text(encoding="utf-8") for p in sorted(built().glob("*.html")) if p.name != "404.html"}
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from bs4 import BeautifulSoup
 from site_fixtures import ROOT, built, notebook, pages, project, soup
 from tools import site
 from tools.mathml import MathError, to_mathml
-from tools.pages import Book, Chapter, Page, SiteError, dead_links, frame
+from tools.pages import Book, Chapter, Page, SiteError, dead_links, frame, not_found
 
 NOTEBOOKS = sorted(p.name for p in (ROOT / "nbs").glob("*.ipynb"))
 PAGES = [re.sub(r"^\d+[a-zA-Z0-9]*_", "", n.lower()).replace(".ipynb", ".html") for n in NOTEBOOKS]  # nbdev's rule
@@ -350,6 +350,39 @@ def test_markup_that_was_not_understood_is_refused(text):
 def test_frame_escapes_and_shows_the_version():
     text = frame(Page("<main><p>x</p></main>", LAYERS, BOOK))
     assert "The &lt;parts&gt;." in text and "minigpt 9.8.7" in text and "<title>Layers – minigpt</title>" in text
+
+
+@pytest.mark.parametrize("source, name", list(zip(NOTEBOOKS, PAGES)))
+def test_the_notebook_can_be_downloaded(source, name):
+    link = soup(name).select_one("p.mg-about a[download]")
+    assert (built() / link["href"]).read_bytes() == (ROOT / "nbs" / source).read_bytes()
+    assert len(soup(name).select("p.mg-about a")) == (3 if site._settings(ROOT)["git_url"] else 1)
+
+
+def test_links_to_the_repository_point_at_files_that_exist():
+    "With a test address; without one no page shows such a link (see above)."
+    address = "https://example.org/someone/book"
+    for source, name in zip(NOTEBOOKS, PAGES):
+        book = Book("minigpt", "A book.", "1", "minigpt", git_url=address, groups=[("", [Chapter(source, name, 'A & "B"')])], branch="main")
+        text = frame(Page("<main><p>x</p></main>", book.chapters[0], book))
+        links = [a["href"] for a in BeautifulSoup(text, "html.parser").select("p.mg-about a:not([download])")]
+        view, report = links
+        assert view.startswith(f"{address}/blob/main/") and (ROOT / view.removeprefix(f"{address}/blob/main/")).is_file()
+        assert report == f"{address}/issues/new?title=A+%26+%22B%22%3A+"
+
+
+def test_an_address_that_is_none():
+    text = (built() / "404.html").read_text(encoding="utf-8")
+    links = [a["href"] for a in BeautifulSoup(text, "html.parser").select("a")]
+    assert sorted(links) == sorted(PAGES) and "does not exist" in text
+    based = not_found(Book("minigpt", "", "1", "minigpt", groups=[("", [LAYERS])], base="/book/"))
+    assert 'href="/book/layers.html"' in based and dead_links({"404.html": text, **pages()}) == []
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_cards_for_those_who_share_a_page(name):
+    cards = {tag["property"]: tag["content"] for tag in soup(name).select("meta[property]")}
+    assert cards["og:title"] == soup(name).h1.get_text() and len(cards["og:description"]) > 20 and cards["og:site_name"] == "minigpt"
 
 
 def test_dead_links_are_found():

@@ -30,7 +30,11 @@ def opened(visit, size=WIDE, theme="light"):
     return page
 
 
-def tape(page) -> str: return "".join(page.locator(".mg-tape li").all_inner_texts())
+def tape(page) -> str: return "".join(text or "·" for text in page.locator(".mg-tape b").all_inner_texts())
+
+
+def shares(page) -> list[float]:
+    return [float(re.search(r"[\d.]+", text)[0]) for text in page.locator(".mg-bars small").all_inner_texts()]
 
 
 def test_the_files_of_the_page():
@@ -56,7 +60,7 @@ def test_logits_and_sequences_are_pytorchs(visit, rounded, summary):
         with torch.no_grad(): expected = rounded(torch.tensor([ids])).flatten()
         worst = max(worst, (torch.tensor(logits) - expected).abs().max().item())
     rows = torch.randint(10, (500, 6), generator=generator)
-    written = page.evaluate("rows => rows.map(ids => minigpt.generate(minigptSorter, ids, 6))", rows.tolist())
+    written = page.evaluate("rows => rows.map(ids => minigpt.generate(minigptSorter, ids, 6, 0))", rows.tolist())
     assert worst < 1e-4 and written == generate(rounded, rows, 6, temperature=0).tolist()
     times = page.evaluate("""rows => rows.map(ids => { const start = performance.now(); minigptSorter.forward(ids); return performance.now() - start; })""",
                           torch.randint(10, (200, 11), generator=generator).tolist())
@@ -77,14 +81,24 @@ def test_step_by_step(visit):
     page.get_by_label("Six digits").fill("271828")
     assert tape(page) == "271828······"
     for n, digit in enumerate("122788", 1):
-        shares = [float(re.search(r"[\d.]+", text)[0]) for text in page.locator(".mg-bars small").all_inner_texts()]
-        assert len(shares) == 10 and shares[int(digit)] == max(shares) and 99 < sum(shares) < 101
+        assert len(shares(page)) == 10 and shares(page)[int(digit)] == max(shares(page)) and 99 < sum(shares(page)) < 102
         page.get_by_label("Six digits").press("Enter")
         sentence = page.locator(".mg-watch-status").inner_text()
-        assert sentence.startswith(f"Digit {n} of 6: the model writes {digit}, with probability")
-    assert sentence.endswith("Sorted without a mistake.") and tape(page) == "271828122788"
-    page.get_by_role("button", name="Step").click()  # the next step starts over
-    assert tape(page) == "271828······"
+        assert sentence.startswith(f"Digit {n} of 6: the model writes {digit}, with a probability of")
+        assert page.locator(".mg-hidden[role=status]").text_content().startswith(sentence)
+        assert page.locator(".mg-tape li").nth(5 + n).inner_text().split() == ["written", digit, str(5 + n)]
+    assert page.locator(".mg-watch-verdict").inner_text() == "Sorted without a mistake." and tape(page) == "271828122788"
+    page.get_by_role("button", name="Step").click(force=True)  # nothing is left to do, and nothing is lost
+    assert tape(page) == "271828122788" and page.get_by_role("button", name="Step").get_attribute("aria-disabled") == "true"
+    page.get_by_role("button", name="Start again").click()
+    assert tape(page) == "271828······" and page.locator(".mg-watch-verdict").inner_text() == ""
+
+
+def test_a_mistake_is_called_one(visit):
+    page = opened(visit)
+    page.evaluate("minigpt.sample = () => 7")
+    for _ in range(6): page.get_by_role("button", name="Step").click()
+    assert tape(page) == "314159777777" and page.locator(".mg-watch-verdict").inner_text() == "Not sorted: it should be 1 1 3 4 5 9."
 
 
 def test_play_pause_and_start_again(visit):
@@ -108,26 +122,42 @@ def test_play_pause_and_start_again(visit):
                                          ("<b>", "“<”"), ("١٢٣٤٥٦", "“١”"), ("123456123456123456", "these are 18")])
 def test_bad_input_gets_a_sentence(visit, text: str, holds: str):
     page = opened(visit)
-    field = page.get_by_label("Six digits")
+    field, alert = page.get_by_label("Six digits"), page.get_by_role("alert")
     field.fill(text)
-    assert holds in page.get_by_role("alert").inner_text() and field.get_attribute("aria-invalid") == "true"
-    assert page.get_by_role("button", name="Step").is_disabled()
-    field.press("Enter")
-    assert tape(page) == "·" * 12
-    field.fill("6, 5 4;3 2 1")
-    assert page.get_by_role("alert").inner_text() == "" and tape(page) == "654321······"
+    unfinished = len(text) < 6 and (not text or text.isdigit())
+    assert alert.inner_text() == "" and page.locator(".mg-watch-hint").inner_text() == f"{len(text)} of 6 digits" if unfinished else holds in alert.inner_text()
+    for press in (lambda: field.press("Enter"), lambda: page.get_by_role("button", name="Step").click(force=True), lambda: page.get_by_role("button", name="Play").click(force=True)):
+        press()
+        assert holds in alert.inner_text() and field.get_attribute("aria-invalid") == "true" and tape(page) == "·" * 12
+    field.fill("6, 5 4;3 ２ 1")
+    assert alert.inner_text() == "" and tape(page) == "654321······" and field.get_attribute("aria-invalid") == "false"
 
 
 def test_temperature(visit):
     page = opened(visit)
-    top = lambda: max(float(re.search(r"[\d.]+", text)[0]) for text in page.locator(".mg-bars small").all_inner_texts())
-    sure = top()
-    assert sure > 99
+    sure = max(shares(page))
     slider = page.get_by_label("Temperature")
+    assert sure > 99 and slider.get_attribute("aria-valuetext").startswith("0, always")
     slider.focus()
     for _ in range(20): page.keyboard.press("ArrowRight")
-    assert slider.input_value() == "2" and top() < sure
+    assert slider.input_value() == "2" and max(shares(page)) < sure
     assert page.locator(".mg-watch output").inner_text() == "2.0"
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE], ids=["1400", "390"])
+def test_nothing_moves(visit, size):
+    "The page is as tall before its script has run as after, at each step, and for bad input."
+    page = opened(visit, size)
+    height = lambda: page.evaluate("document.getElementById('watch').getBoundingClientRect().height")
+    tall = [height()]
+    for _ in range(6):
+        page.get_by_role("button", name="Step").click()
+        tall.append(height())
+    page.get_by_label("Six digits").fill("12a")
+    tall.append(height())
+    assert max(tall) - min(tall) < 1, tall
+    reserved = page.evaluate("getComputedStyle(document.getElementById('watch')).minHeight")
+    assert 0 <= tall[0] - float(reserved.removesuffix("px")) < 40, (tall[0], reserved)
 
 
 def test_attention_by_pointer_and_by_key(visit):
@@ -136,18 +166,23 @@ def test_attention_by_pointer_and_by_key(visit):
     heads = page.get_by_role("button", name="Layer 0, head 1")
     heads.scroll_into_view_if_needed()
     box = heads.locator("svg").bounding_box()
-    page.mouse.move(box["x"] + 1, box["y"] + box["height"] - 2)
+    cell = lambda row, column: (box["x"] + (column + 0.5) / 11 * box["width"], box["y"] + (row + 0.5) / 11 * box["height"])
+    page.mouse.move(*cell(5, 0))
     readout = page.locator(".mg-readout")
     weights = page.evaluate("minigptSorter.forward([3, 1, 4, 1, 5, 9]).attention_maps[0][1]")
     assert readout.inner_text() == f"Layer 0, head 1: position 5, the given 9, looks at position 0, the given 3, with weight {weights[5][0]:.3f}."
-    page.mouse.move(box["x"] + box["width"] - 2, box["y"] + 1)
+    page.mouse.move(*cell(0, 5))
     assert "cannot look at position 5" in readout.inner_text()
+    marked = page.locator(".mg-query b, .mg-key b").all_inner_texts()
+    assert marked == ["3"]  # position 0, which may not look at position 5
     heads.focus()
     page.keyboard.press("Enter")
     assert heads.get_attribute("aria-pressed") == "true" and page.evaluate("document.activeElement.ariaLabel") == "Layer 0, head 1"
     table = page.locator(".mg-weights")
     assert table.locator("caption").inner_text().startswith("Layer 0, head 1")
     assert table.locator("tbody tr").nth(5).locator("td").first.inner_text() == f"{weights[5][0]:.2f}"
+    table.locator("tbody tr").nth(4).locator("td").nth(2).click()
+    assert "position 4, the given 5, looks at position 2, the given 4," in readout.inner_text()
 
 
 def test_by_touch(visit):
@@ -157,6 +192,7 @@ def test_by_touch(visit):
     assert page.locator(".mg-written").count() == 1
     page.get_by_role("button", name="Layer 2, head 3").tap()
     assert page.get_by_role("button", name="Layer 2, head 3").get_attribute("aria-pressed") == "true"
+    assert page.locator(".mg-readout").inner_text().startswith("Layer 2, head 3: position ")
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
@@ -172,4 +208,4 @@ def test_accessible(visit, size, theme):
 def test_the_page_says_which_run_it_is():
     from minigpt.sorting import sorter_origin
     text = (built() / "watch.html").read_text("utf-8")
-    assert f'{sorter_origin()["held_out"]:,}' in text and "runs scripts" in text and (ROOT / "minigpt" / "sorter.safetensors").is_file()
+    assert f'{sorter_origin()["held_out"]:,}' in text and "if your browser runs scripts" in text and (ROOT / "minigpt" / "sorter.safetensors").is_file()

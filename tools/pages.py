@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import ast, html, json, posixpath, re
 from dataclasses import dataclass, field
-from urllib.parse import unquote
+from urllib.parse import unquote, urlencode
 
 from bs4 import BeautifulSoup, Comment, NavigableString, Tag
 from pygments import highlight
@@ -43,9 +43,12 @@ class Book:
     version: str
     package: str
     license: str = ''
-    git_url: str = ''
+    git_url: str = ''  # public address of the repository; '' as long as it has none
     groups: list = field(default_factory=list)  # [(name, [Chapter, ...]), ...] in reading order
     symbols: dict = field(default_factory=dict)  # 'sdpa' -> [(module, page, fragment), ...]
+    branch: str = 'main'
+    base: str = ''  # path under which the site is published, such as /minigpt
+    notebooks: str = 'nbs'  # their folder in the repository
 
     @property
     def chapters(self): return [c for _, cs in self.groups for c in cs]
@@ -415,6 +418,12 @@ def frame(page: Page) -> str:
     label = f'<p class="mg-label">{c.label}</p>\n' if c.label else ''
     lead = f'<p class="mg-lead">{page.lead}</p>\n' if page.lead else ''
     scripts = ''.join(f'\n<script src="assets/{name}" defer></script>' for name in WIDGET) if page.widget else ''
+    about = [f'<a href="notebooks/{esc(c.source)}" download>Download the notebook</a>']
+    if book.git_url:
+        issue = urlencode(dict(title=f'{c.title}: '))
+        about += [f'<a href="{esc(book.git_url)}/blob/{esc(book.branch)}/{esc(book.notebooks)}/{esc(c.source)}">View its source</a>',
+                  f'<a href="{esc(book.git_url)}/issues/new?{esc(issue)}">Report a problem</a>']
+    about = f'<p class="mg-about">{" · ".join(about)}</p>\n'
     foot = [f'{esc(book.package)} {esc(book.version)}'] + ([f'{esc(book.license)} licence'] if book.license else [])
     if book.git_url: foot.append(f'<a href="{esc(book.git_url)}">source</a>')
     return f'''<!DOCTYPE html>
@@ -424,6 +433,10 @@ def frame(page: Page) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{esc(full)}</title>
 <meta name="description" content="{esc(c.description or book.description)}">
+<meta property="og:type" content="article">
+<meta property="og:site_name" content="{esc(book.title)}">
+<meta property="og:title" content="{esc(c.title)}">
+<meta property="og:description" content="{esc(c.description or book.description)}">
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="{_ICON}">
 <script>{_EARLY}</script>
@@ -451,11 +464,38 @@ def frame(page: Page) -> str:
 {label}<h1>{page.title}</h1>
 {lead}</header>
 {page.content}
-<nav class="mg-step" aria-label="Previous and next page">{step}</nav>
+{about}<nav class="mg-step" aria-label="Previous and next page">{step}</nav>
 </main>
 {toc}
 </div>
 <footer class="mg-foot">{' · '.join(foot)}</footer>
+</body>
+</html>
+'''
+
+
+def not_found(book: Book) -> str:
+    "The page that a server shows for an address that is none. Its links start from where the book is published, as far as the settings say."
+    esc, base = html.escape, book.base.rstrip('/') + '/' if book.base else ''
+    items = '\n'.join(f'<li><a href="{esc(base + c.page)}">{esc(c.title)}</a></li>' for c in book.chapters)
+    return f'''<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>Not found – {esc(book.title)}</title>
+<meta name="color-scheme" content="light dark">
+<link rel="icon" href="{_ICON}">
+<style>body {{ max-width: 40rem; margin: 3rem auto; padding: 0 1rem; font: 1.0625rem/1.65 system-ui, sans-serif; color-scheme: light dark; }}</style>
+</head>
+<body>
+<main>
+<h1>This page does not exist</h1>
+<p>The address may be old, or mistyped. These are the pages of the book:</p>
+<ul>
+{items}
+</ul>
+</main>
 </body>
 </html>
 '''

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import yaml
 
-from .pages import WIDGET, Book, Chapter, Page, SiteError, dead_links, frame, read_symbols, search_script
+from .pages import WIDGET, Book, Chapter, Page, SiteError, dead_links, frame, not_found, read_symbols, search_script
 
 HERE = Path(__file__).parent
 _STAGE = 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
@@ -75,7 +75,7 @@ def read_book(root: Path, staged: Path) -> Book:
         value = next(n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == 'd')
         symbols = read_symbols(ast.literal_eval(value))
     return Book(site['title'], site.get('description', ''), settings['version'], settings['lib_name'], settings.get('license', '').upper(),
-                settings.get('git_url', ''), groups, symbols)
+                settings.get('git_url', ''), groups, symbols, branch=settings.get('branch') or 'main', base=settings.get('doc_baseurl', ''), notebooks=settings['nbs_path'])
 
 
 # -- stage and render ------------------------------------------------------------------------------------------------
@@ -145,6 +145,8 @@ def finish(rendered: Path, book: Book, root: Path, font: bytes | None = None) ->
     for p in sorted(rendered.rglob('*')):
         name = p.relative_to(rendered).as_posix()
         if p.is_file() and not _CHROME.search(name): files[name] = p.read_bytes()
+    files |= {f'notebooks/{c.source}': (root / 'nbs' / c.source).read_bytes() for c in book.chapters}
+    files['404.html'] = not_found(book).encode()
     files['styles.css'] = (root / 'nbs' / 'styles.css').read_bytes()
     files['assets/site.js'] = (HERE / 'site.js').read_bytes()
     files['assets/search.js'] = search_script(entries).encode()

@@ -1,5 +1,6 @@
-// The trained sorter, in the reader's browser: the same model as minigpt/model.py, part by part and under the same names.
-// A matrix is a Float32Array of rows. In the comments, T is the number of positions, C the width of the stream, d that of a head.
+// The trained sorter, in the reader's browser: the forward pass of the package, part by part, to be read beside chapters 1 to 4.
+// Left out is what the page does not need: batches, dropout, training, the cache, top-k and top-p.
+// A matrix is a Float32Array of rows. T is the number of positions, C the width of the stream, d that of a head, V the vocabulary.
 'use strict';
 
 const minigpt = (() => {
@@ -48,7 +49,7 @@ const minigpt = (() => {
     return y;
   }
 
-  // the error function, from a series whose terms are all positive; JavaScript has none
+  // the error function, from a series whose terms have one sign; JavaScript has none
   function erf(x) {
     if (Math.abs(x) > 5) return Math.sign(x);
     let term = x, sum = x;
@@ -90,35 +91,46 @@ const minigpt = (() => {
     return { y, weights };
   }
 
-  // channels start .. start + d of every row: one head's share of the fused projection
-  function columns(x, width, start, d) {
-    const T = x.length / width, out = new Float32Array(T * d);
-    for (let t = 0; t < T; t++) out.set(x.subarray(t * width + start, t * width + start + d), t * d);
-    return out;
+  // (T, C) -> for each head (T, d): C channels read as heads side by side
+  function split_heads(x, C, n_heads) {
+    const T = x.length / C, d = C / n_heads;
+    return Array.from({ length: n_heads }, (_, h) => {
+      const head = new Float32Array(T * d);
+      for (let t = 0; t < T; t++) head.set(x.subarray(t * C + h * d, t * C + h * d + d), t * d);
+      return head;
+    });
   }
 
-  // queries, keys and values of all heads from one projection; heads are read, mixed and put side by side again
-  function attention(x, attn, n_heads) {
+  // the inverse
+  function join_heads(heads, T, d) {
+    const C = heads.length * d, x = new Float32Array(T * C);
+    heads.forEach((head, h) => {
+      for (let t = 0; t < T; t++) x.set(head.subarray(t * d, t * d + d), t * C + h * d);
+    });
+    return x;
+  }
+
+  // `MultiHeadAttention.forward`: one fused projection to queries, keys and values, which are its three thirds
+  function multi_head_attention(x, attn, n_heads) {
     const C = attn.proj.weight.shape[0], T = x.length / C, d = C / n_heads;
-    const qkv = linear(x, attn.qkv), joined = new Float32Array(T * C), maps = [];
-    for (let h = 0; h < n_heads; h++) {
-      const [q, k, v] = [0, 1, 2].map((part) => columns(qkv, 3 * C, part * C + h * d, d));
-      const { y, weights } = sdpa(q, k, v, T, d);
-      for (let t = 0; t < T; t++) joined.set(y.subarray(t * d, t * d + d), t * C + h * d);
-      maps.push(weights);
-    }
-    return { y: linear(joined, attn.proj), maps };
+    const thirds = split_heads(linear(x, attn.qkv), 3 * C, 3);  // not heads, but cut in the same way
+    const [q, k, v] = thirds.map((third) => split_heads(third, C, n_heads));
+    const heads = q.map((_, h) => sdpa(q[h], k[h], v[h], T, d));
+    return { y: linear(join_heads(heads.map((head) => head.y), T, d), attn.proj), maps: heads.map((head) => head.weights) };
   }
 
   // -- chapter 3: the model ------------------------------------------------------------------------------------------
 
   const add = (x, y) => x.map((v, i) => v + y[i]);
 
-  // x = x + attn(ln_1(x)), then x = x + ff(ln_2(x))
+  // `FeedForward.forward`
+  const feed_forward = (x, ff) => linear(gelu(linear(x, ff.fc)), ff.proj);
+
+  // `Block.forward`: x = x + attn(ln_1(x)), then x = x + ff(ln_2(x))
   function block_forward(x, block, n_heads) {
-    const { y, maps } = attention(layer_norm(x, block.ln_1), block.attn, n_heads);
+    const { y, maps } = multi_head_attention(layer_norm(x, block.ln_1), block.attn, n_heads);
     x = add(x, y);
-    x = add(x, linear(gelu(linear(layer_norm(x, block.ln_2), block.ff.fc)), block.ff.proj));
+    x = add(x, feed_forward(layer_norm(x, block.ln_2), block.ff));
     return { x, maps };
   }
 
@@ -137,7 +149,7 @@ const minigpt = (() => {
     forward(ids) {
       const { context_length, vocab_size, n_layers, n_heads } = this.config;
       if (!ids.length || ids.length > context_length) throw new RangeError(`1 to ${context_length} ids fit, not ${ids.length}`);
-      if (ids.some((id) => !(id >= 0 && id < vocab_size))) throw new RangeError(`ids must lie in 0..${vocab_size - 1}`);
+      if (ids.some((id) => !(Number.isInteger(id) && id >= 0 && id < vocab_size))) throw new RangeError(`ids must lie in 0..${vocab_size - 1}`);
       let x = add(embedding(ids, this.token_embedding), embedding(ids.map((_, t) => t), this.position_embedding));
       const attention_maps = [];
       for (let i = 0; i < n_layers; i++) {
@@ -159,7 +171,7 @@ const minigpt = (() => {
   }
 
   // one token; `random` gives numbers in [0, 1)
-  function sample(logits, temperature = 0, random = Math.random) {
+  function sample(logits, temperature = 1, random = Math.random) {
     const shares = probabilities(logits, temperature);
     const dart = random();
     let end = 0;
@@ -167,13 +179,13 @@ const minigpt = (() => {
       end += shares[i];
       if (dart < end) return i;
     }
-    return shares.lastIndexOf(Math.max(...shares));
+    return shares.lastIndexOf(Math.max(...shares));  // the shares add up to a little less than one, and the dart fell behind them
   }
 
   // ids with n more, each from what the model says about the last position
-  function generate(model, ids, n, temperature = 0, random = Math.random) {
+  function generate(model, ids, n, temperature = 1, random = Math.random) {
     for (let i = 0; i < n; i++) {
-      const V = model.config.vocab_size, { logits } = model.forward(ids);
+      const { vocab_size: V, context_length } = model.config, { logits } = model.forward(ids.slice(-context_length));
       ids = [...ids, sample(logits.subarray(-V), temperature, random)];
     }
     return ids;
@@ -199,5 +211,5 @@ const minigpt = (() => {
     return new GPT(config, weights);
   }
 
-  return { softmax, linear, embedding, layer_norm, erf, gelu, attention_weights, sdpa, GPT, probabilities, sample, generate, load };
+  return { softmax, linear, embedding, layer_norm, erf, gelu, attention_weights, sdpa, multi_head_attention, feed_forward, GPT, probabilities, sample, generate, load };
 })();
