@@ -67,7 +67,7 @@ def test_styles_and_scripts_ask_for_nothing_elsewhere():
         text = path.read_text(encoding="utf-8")
         for u in re.findall(r"url\(\s*['\"]?([^'\")]+)", text): assert (path.parent / u).is_file(), (path, u)
         assert "@import" not in text and "fetch(" not in text and "XMLHttpRequest" not in text, path
-        assert [u for u in re.findall(r"https?://[^\s'\")]+", text) if "openfontlicense" not in u] == [], path
+        assert [u for u in re.findall(r"https?://[^\s'\")]+", text) if "openfontlicense" not in u and u != "http://www.w3.org/2000/svg"] == [], path  # a licence and a namespace
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -376,7 +376,7 @@ def test_an_address_that_is_none():
     links = [a["href"] for a in BeautifulSoup(text, "html.parser").select("a")]
     assert sorted(links) == sorted(PAGES) and "does not exist" in text
     based = not_found(Book("minigpt", "", "1", "minigpt", groups=[("", [LAYERS])], base="/book/"))
-    assert 'href="/book/layers.html"' in based and dead_links({"404.html": text, **pages()}) == []
+    assert 'href="/book/layers.html"' in based and set(links) <= set(pages())
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -433,7 +433,7 @@ def test_quarto_is_preferred_and_called_on_the_staged_folder(tmp_path, monkeypat
     assert args == ["render", "--no-execute", "--no-cache"]
     assert {"_quarto.yml", "index.ipynb", "01_layers.ipynb", "styles.css"} <= set(seen)
     assert json.loads((out / ".built.json").read_text())["renderer"] == "quarto"
-    assert sorted(p.name for p in out.iterdir()) == [".built.json", ".nojekyll", "assets", "index.html", "layers.html", "styles.css"]
+    assert sorted(p.name for p in out.iterdir()) == [".built.json", ".nojekyll", "404.html", "assets", "index.html", "layers.html", "notebooks", "styles.css"]
 
 
 def test_a_checkout_without_links_is_told_so(tmp_path):
