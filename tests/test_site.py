@@ -20,7 +20,7 @@ PAGES = [re.sub(r"^\d+[a-zA-Z0-9]*_", "", n.lower()).replace(".ipynb", ".html") 
 def prose(name: str) -> str:
     "What a reader sees on a page outside code, outputs and drawings."
     page = BeautifulSoup(pages()[name], "html.parser")
-    for tag in page.find_all(["pre", "code", "svg", "script", "style", "math"]): tag.decompose()
+    for tag in page.find_all(["pre", "code", "svg", "script", "style", "math"]) + page.select("table.mg-table"): tag.decompose()
     return page.get_text("\n")
 
 
@@ -344,7 +344,7 @@ def test_bad_formula_names_page_and_formula():
 @pytest.mark.parametrize("text", [r"a $\frac{1}$ b", "$$ x $$", "see @fig-map", "::: {.callout-note}", "## One {#one}"])
 def test_markup_that_was_not_understood_is_refused(text):
     with pytest.raises(SiteError, match="02_attention.ipynb: .* is left on the page as text"): content(f"<p>{text}</p>")
-    assert text in content(f"<p><code>{text}</code></p>")
+    assert text in content(f"<p><code>{text}</code></p>") and text in content(f"<table class='mg-table'><tr><td>{text}</td></tr></table>")
 
 
 def test_frame_escapes_and_shows_the_version():
