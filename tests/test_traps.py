@@ -247,7 +247,7 @@ def test_shapes_in_signatures_are_enforced():
         with pytest.raises(jaxtyping.TypeCheckError): call()
 
 
-LIKE_SDPA = {f"minigpt.ablations.{name}" for name in ("unscaled", "scaled_twice", "unmasked", "off_by_one")}  # one line each, and they hand on what they get to `sdpa`, which checks it
+LIKE_SDPA = {f"minigpt.ablations.{name}" for name in ("unscaled", "scaled_twice", "unmasked", "off_by_one")}  # still to be typed, with the next refresh of chapter 12; then the list goes
 
 
 def test_every_signature_says_what_it_takes():
@@ -256,10 +256,10 @@ def test_every_signature_says_what_it_takes():
     for module in (importlib.import_module(f"minigpt.{m.name}") for m in pkgutil.iter_modules(minigpt.__path__)):
         for name, found in ((n, getattr(module, n)) for n in getattr(module, "__all__", [])):
             function = found.forward if inspect.isclass(found) and issubclass(found, nn.Module) else found
-            if not inspect.isfunction(function) or f"{module.__name__}.{name}" in LIKE_SDPA: continue
+            if not inspect.isfunction(function): continue
             parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
             untyped += [f"{module.__name__}.{name}({p.name})" for p in parameters if p.annotation is p.empty]
-    assert untyped == []
+    assert sorted({name.split("(")[0] for name in untyped}) == sorted(LIKE_SDPA), untyped
 
 
 # Past the context

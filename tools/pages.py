@@ -311,7 +311,7 @@ class Page:
     def _leftovers(self):
         "Markup that the renderer did not understand would stand on the page as text."
         for text in self.soup.find_all(string=_LEFTOVER):
-            if text.find_parent(['code', 'pre']) or text.find_parent(class_='mg-table'): continue  # a table of ours holds results, not markup
+            if text.find_parent(['code', 'pre']) or text.find_parent('td') and text.find_parent(class_='mg-table'): continue  # such a cell holds a result, not markup
             m = _LEFTOVER.search(text)
             raise SiteError(f'{self.chapter.source}: {m[0].strip()!r} is left on the page as text, in: {" ".join(text.split())[:120]}')
 

@@ -13,11 +13,12 @@
   const words = ['no', 'one', 'two', 'three', 'four', 'five', 'six', 'seven', 'eight', 'nine', 'ten'];
   const many = words[length] ?? String(length);
   const example = '314159265358'.slice(0, length);
+  const drawings = document.querySelector('svg').namespaceURI;  // the theme button has one
   const range = (n) => [...Array(n).keys()];
 
   // an element with attributes and children; a name that starts with on is a listener
   function make(tag, attributes = {}, ...children) {
-    const e = tag === 'svg' || tag === 'rect' ? document.createElementNS('http://www.w3.org/2000/svg', tag) : document.createElement(tag);
+    const e = tag === 'svg' || tag === 'rect' ? document.createElementNS(drawings, tag) : document.createElement(tag);
     for (const [name, value] of Object.entries(attributes)) {
       if (name.startsWith('on')) e.addEventListener(name.slice(2), value); else e.setAttribute(name, value);
     }
