@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import chapters, notebooks, stamps
+from tools import chapters, notebooks, stamps, syntax
 
 SAME = "2.13.0"
 
@@ -195,12 +195,12 @@ def test_a_data_file_counts_where_code_can_reach_it(small: Path, code: str, read
 ])
 def test_imports_are_followed(small: Path, code: str, found: set[str]):
     modules = stamps.Modules(small)
-    assert modules.closure(modules.imported_by([stamps.Cell(0, cell(code))])) == found
+    assert modules.closure(m for m, _ in modules.reached_by([stamps.Cell(0, cell(code))])) == found
 
 
 def test_a_slow_cell_depends_on_what_it_uses(tmp_path: Path):
     cells = ["#| exports\ndef f(): return 1", "from minigpt.a import a", "x = 1", "y = x", "z = 1", "y.append(2)", "#| slow\ns = y + a()", "#| slow\ns", "x"]
-    changed = {"exported": (0, "#| exports\ndef f(): return 2"), "import": (1, "from minigpt.a import a, b"), "behind": (2, "x = 2"), "bound": (3, "y = x + 1"),
+    changed = {"exported": (0, "#| exports\ndef f(): return 2"), "import": (1, "from minigpt.b import a"), "another import": (1, "from minigpt.a import a, b"), "behind": (2, "x = 2"), "bound": (3, "y = x + 1"),
                "in place": (5, "y.append(3)"), "itself": (6, "#| slow\ns = y - a()"), "unrelated": (4, "z = 2"), "later": (8, "x + 1")}
 
     def slow_stamps(sources: list[str]) -> list[str]:
@@ -214,14 +214,64 @@ def test_a_slow_cell_depends_on_what_it_uses(tmp_path: Path):
     assert {what for what, now in moved.items() if now[1] != before[1]} == {"exported", "import", "behind", "bound", "in place", "itself"}
 
 
-def test_a_slow_cell_depends_on_the_modules_it_takes_names_from(small: Path):
-    path = write(small, "04_more", "from minigpt.first import one\nfrom minigpt.alone import ALONE", "#| slow\none()")
-    slow = lambda: [c.slow_stamp(s) for c in stamps.book(small, SAME) if c.path == path for s in c.cells if s.slow]
+TOOLS = """from dataclasses import dataclass
+from . import alone
+from .first import one, other
+from .second import two as renamed
+LIMIT = 3
+TABLE = {}
+def direct(): return helper() + LIMIT
+def helper(): return one()
+def unused(): return other() + renamed()
+@dataclass
+class Base: x: int = 1
+class Child(Base): pass
+def through(): return alone.ALONE
+def locally():
+    from .second import two
+    return two()
+def by_name(): return "Child"
+def anything(): return globals()["helper"]()
+TABLE[1] = 1
+"""
+
+
+@pytest.mark.parametrize("code, needs", [
+    ("from minigpt.more import direct\n#\ndirect()", {"direct", "helper", "LIMIT", "one", "TABLE"}),
+    ("from minigpt.more import direct, unused\n#\ndirect()", {"direct", "helper", "LIMIT", "one", "TABLE"}),
+    ("from minigpt.more import Child\n#\nChild()", {"Child", "Base", "TABLE"}),
+    ("from minigpt.more import by_name\n#\nby_name()", {"by_name", "Child", "Base", "TABLE"}),
+    ("from minigpt.more import through\n#\nthrough()", {"through", "ALONE", "TABLE"}),
+    ("from minigpt.more import locally\n#\nlocally()", {"locally", "two", "one", "TABLE"}),
+    ("from minigpt.more import unused\n#\nunused()", {"unused", "other", "two", "one", "TABLE"}),
+    ("from minigpt import more\n#\nmore.direct()", "all"),
+    ("import minigpt\n#\nminigpt.direct()", {"direct", "helper", "LIMIT", "one", "TABLE"}),
+    ("from minigpt.more import *\n#\ndirect()", "all"),
+    ("from minigpt.more import anything\n#\nanything()", "all"),
+    ("x = 1\n#\nsubprocess.run([python, '-c', 'from minigpt.more import Child'])", {"Child", "Base", "TABLE"}),
+])
+def test_a_slow_cell_depends_on_the_definitions_it_needs(small: Path, code: str, needs: set[str] | str):
+    "Protects long experiments from being run again because of a function they never reach, and from not being run again because of one they do."
+    first = small / "minigpt" / "first.py"
+    first.write_text(first.read_text() + "def other(): return 1\n")
+    (small / "minigpt" / "more.py").write_text(TOOLS)
+    imports, work = code.split("\n#\n")
+    path = write(small, "04_more", imports, f"#| slow\n{work}")
+    def slow() -> list[str]: return [c.slow_stamp(s) for c in stamps.book(small, SAME) if c.path == path for s in c.cells if s.slow]
     before = slow()
-    edit(small / "minigpt" / "alone.py", "ALONE = 1", "ALONE = 2")
-    assert slow() == before
-    edit(small / "minigpt" / "first.py", "return 1", "return 2")
-    assert slow() != before
+    changes = {"direct": ("more", "+ LIMIT", "- LIMIT"), "helper": ("more", "return one()", "return 2 * one()"), "LIMIT": ("more", "LIMIT = 3", "LIMIT = 4"),
+               "unused": ("more", "other() +", "other() -"), "Base": ("more", "x: int = 1", "x: int = 2"), "Child": ("more", "(Base): pass", "(Base): y = 1"),
+               "through": ("more", "alone.ALONE", "-alone.ALONE"), "locally": ("more", "return two()", "return -two()"), "by_name": ("more", "def by_name():", "def by_name(x=1):"),
+               "anything": ("more", "globals()[", "vars()["), "TABLE": ("more", "] = 1", "] = 2"), "one": ("first", "return 1  # one", "return 3"),
+               "other": ("first", "other(): return 1", "other(): return 2"), "two": ("second", "one() + one()", "one() - one()"), "ALONE": ("alone", "ALONE = 1", "ALONE = 2")}
+    moved = set()
+    for name, (module, old, new) in changes.items():
+        file = small / "minigpt" / f"{module}.py"
+        text = file.read_text()
+        edit(file, old, new)
+        if slow() != before: moved.add(name)
+        file.write_text(text)
+    assert slow() == before and moved == (set(changes) if needs == "all" else needs)
 
 
 # What is found, and what a run stores
