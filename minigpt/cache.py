@@ -99,7 +99,7 @@ def check_fit(cache: KVCache, i: int, k: Float[Tensor, "B H T d"]) -> None:
         raise ValueError(f"the cache has a capacity of {capacity} positions, got {end}")
     if k.requires_grad: raise ValueError("a cache keeps no gradients; use torch.no_grad()")
 
-# %% ../nbs/07_cache.ipynb #cf74abf0
+# %% ../nbs/07_cache.ipynb #28db9322
 def cached(
     model: GPT,
 ) -> Callable[[Tensor], Tensor]:  # ids so far (B, T) -> logits (B, V) for the next one
@@ -109,11 +109,14 @@ def cached(
 
     def next_logits(idx):
         nonlocal cache, seen
-        if idx.shape[1] > model.config.context_length: return whole(idx)
+        if idx.shape[1] > model.config.context_length:
+            return whole(idx)
         if cache is None or len(seen) != len(idx):
             cache, seen = KVCache(model, batch_size=len(idx)), idx[:, :0]
         cache.crop(min(in_common(seen, idx), idx.shape[1] - 1))
-        seen = seen[:, : len(cache)]  # true even if the model refuses what follows
+        seen = seen[
+            :, : len(cache)
+        ]  # what the cache holds now; if the next line raises, it still matches
         logits = model(idx[:, len(cache) :], cache)
         seen = idx.clone()
         return logits[:, -1]

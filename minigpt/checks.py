@@ -39,14 +39,14 @@ def value_and_gradients(
     out = f(*copies)
     return out.detach(), weighted_gradients(out, [x for x in copies if is_float(x)])
 
-# %% ../nbs/91_checks.ipynb #d0a7972e
+# %% ../nbs/91_checks.ipynb #0ed1182c
 def weighted_gradients(
     out: Tensor,  # what was computed
     leaves: list[Tensor],  # what it was computed from
 ) -> tuple[Tensor, ...]:  # one gradient per leaf
     "The gradients of a sum of `out` with fixed random weights."
     weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(0), dtype=out.dtype)
-    return torch.autograd.grad(out, leaves, weights)
+    return torch.autograd.grad(out, leaves, weights)  # the gradients of (out * weights).sum()
 
 # %% ../nbs/91_checks.ipynb #f353eabb
 def is_float(x: object) -> bool:
@@ -65,7 +65,7 @@ def match(
     Raises `AssertionError`, naming shapes or differences, if they differ by more than that."""
     return verdict(*(value_and_gradients(f, inputs) for f in (ours, theirs)), tolerance)
 
-# %% ../nbs/91_checks.ipynb #2454807e
+# %% ../nbs/91_checks.ipynb #4e5c175b
 def verdict(
     ours: tuple[Tensor, tuple],  # output and gradients
     theirs: tuple[Tensor, tuple],
@@ -74,9 +74,10 @@ def verdict(
     "The differences of two results. Raises `AssertionError` if they are larger than `tolerance`."
     shapes = [[tuple(x.shape) for x in (out, *gradients)] for out, gradients in (ours, theirs)]
     if shapes[0] != shapes[1]: raise AssertionError(f"shapes differ: {shapes[0]} and {shapes[1]}")
-    gradients = max(map(largest_difference, ours[1], theirs[1]), default=0.0)
+    apart = [0.0, *map(largest_difference, ours[1], theirs[1])]
+    gradients = torch.tensor(apart, dtype=torch.float64).max().item()  # NaN if any is NaN
     found = Match(largest_difference(ours[0], theirs[0]), gradients)
-    if not max(found.values, found.gradients) <= tolerance:
+    if not (found.values <= tolerance and found.gradients <= tolerance):
         raise AssertionError(f"no match: {found}, allowed {tolerance:.1e}")
     return found
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from .layers import check_sizes, softmax
 from .model import GPT, evaluating
 
-# %% ../nbs/04_generation.ipynb #6a6479ec
+# %% ../nbs/04_generation.ipynb #661fc256
 def at_temperature(
     logits: Float[Tensor, "*batch V"],
     temperature: float,  # above 0; 1 changes nothing
@@ -23,6 +23,7 @@ def at_temperature(
     "Logits divided by the temperature. Raises `ValueError` unless it is a number above 0."
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be a number above 0 here, got {temperature}")
+    # a temperature below the dtype's smallest number would become 0
     return logits / max(temperature, torch.finfo(logits.dtype).tiny)
 
 # %% ../nbs/04_generation.ipynb #fa53f972

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'GPTConfig', 'LearnedPositions', 'FeedForward', 'Block', 'GPT', 'positions_of', 'init_weights',
-           'parameter_table', 'cross_entropy', 'next_token_loss', 'evaluating', 'tap', 'trace_shapes', 'attention_maps']
+           'parameter_table', 'cross_entropy', 'next_token_loss', 'evaluating', 'tap', 'trace_shapes', 'attention_maps',
+           'residual_norms']
 
 # %% ../nbs/03_model.ipynb #0642823a
 import math
@@ -251,7 +252,7 @@ def tap(
         for hook in hooks: hook.remove()
     return [heard[module] for module in modules]
 
-# %% ../nbs/03_model.ipynb #6d5ba98e
+# %% ../nbs/03_model.ipynb #328e1f78
 def trace_shapes(
     model: GPT,
     idx: Int[Tensor, "B T"],  # token ids
@@ -265,9 +266,9 @@ def trace_shapes(
     steps = {
         "ids": idx,
         "embeddings": embeddings[1],
-        "fused qkv": qkv[1],
+        "q, k, v": qkv[1],
         "heads": query,
-        "scores": weights[0],
+        "attention weights": weights[0],
         "back in the stream": stream[1],
         "logits": logits[1],
     }
@@ -281,3 +282,19 @@ def attention_maps(
     "The attention weights of every layer and head on `idx`."
     drops = [block.attn.weight_dropout for block in model.blocks]
     return torch.stack([weights for weights, _ in tap(model, idx, drops)])
+
+# %% ../nbs/03_model.ipynb #10a70426
+def residual_norms(
+    model: GPT,
+    idx: Int[Tensor, "B T"],
+) -> dict[str, float]:  # place -> mean length of the vectors there
+    "The norm of the residual stream after the embeddings and after each sublayer, averaged over `idx`."
+    blocks = list(model.blocks)
+    heard = tap(
+        model, idx, [part for block in blocks for part in (block.ln_1, block.ln_2, block)]
+    )
+    streams = {"embeddings": heard[0][0]}
+    for layer in range(len(blocks)):
+        streams[f"block {layer}, attn"] = heard[3 * layer + 1][0]
+        streams[f"block {layer}, ff"] = heard[3 * layer + 2][1]
+    return {place: stream.norm(dim=-1).mean().item() for place, stream in streams.items()}

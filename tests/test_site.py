@@ -9,9 +9,10 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from site_fixtures import ROOT, built, notebook, pages, project, soup
-from tools import site
+from tools import notebooks, site
 from tools.mathml import MathError, to_mathml
 from tools.pages import Book, Chapter, Page, SiteError, dead_links, frame, not_found
+from tools.terms import Term, first_uses
 
 NOTEBOOKS = sorted(p.name for p in (ROOT / "nbs").glob("*.ipynb"))
 PAGES = [re.sub(r"^\d+[a-zA-Z0-9]*_", "", n.lower()).replace(".ipynb", ".html") for n in NOTEBOOKS]  # nbdev's rule
@@ -306,7 +307,7 @@ def test_exported_cell_is_marked_and_can_be_linked():
 def test_drawings_pass_through_untouched():
     svg = '<svg viewBox="0 0 1 1" width="300pt"><linearGradient id="G"/><text fill="currentColor">a &lt; b</text></svg>'
     text = content(f'<div class="cell"><div class="cell-output"><figure class="mg-figure">{svg}<figcaption>c</figcaption></figure></div></div>')
-    assert svg in text and "--mg-own: 400px" in text
+    assert svg in text
 
 
 def test_columns_of_numbers_are_marked():
@@ -356,19 +357,27 @@ def test_frame_escapes_and_shows_the_version():
 def test_the_notebook_can_be_downloaded(source, name):
     link = soup(name).select_one("p.mg-about a[download]")
     assert (built() / link["href"]).read_bytes() == (ROOT / "nbs" / source).read_bytes()
-    assert len(soup(name).select("p.mg-about a")) == (3 if site._settings(ROOT)["git_url"] else 1)
+    assert len(soup(name).select("p.mg-about a")) == (3 if notebooks.settings(ROOT)["git_url"] else 1)
 
 
 def test_links_to_the_repository_point_at_files_that_exist():
     "With a test address; without one no page shows such a link (see above)."
-    address = "https://example.org/someone/book"
+    address = "https://github.com/someone/book"
     for source, name in zip(NOTEBOOKS, PAGES):
         book = Book("minigpt", "A book.", "1", "minigpt", git_url=address, groups=[("", [Chapter(source, name, 'A & "B"')])], branch="main")
         text = frame(Page("<main><p>x</p></main>", book.chapters[0], book))
         links = [a["href"] for a in BeautifulSoup(text, "html.parser").select("p.mg-about a:not([download])")]
-        view, report = links
+        colab, view, report = links
+        opened = "https://colab.research.google.com/github/someone/book/blob/main/"
+        assert colab.startswith(opened) and (ROOT / colab.removeprefix(opened)).is_file()
         assert view.startswith(f"{address}/blob/main/") and (ROOT / view.removeprefix(f"{address}/blob/main/")).is_file()
         assert report == f"{address}/issues/new?title=A+%26+%22B%22%3A+"
+
+
+@pytest.mark.parametrize("address, path", [("", ""), ("https://example.org/someone/book", ""), ("https://github.com/someone/book.git", "someone/book"), ("https://github.com/someone/book/", "someone/book")])
+def test_colab_opens_what_stands_on_github(address: str, path: str):
+    link = Book("b", "", "1", "b", git_url=address).colab("01_layers.ipynb")
+    assert link == (f"https://colab.research.google.com/github/{path}/blob/main/nbs/01_layers.ipynb" if path else "")
 
 
 def test_an_address_that_is_none():
@@ -389,6 +398,55 @@ def test_dead_links_are_found():
     site_files = {"a.html": '<a href="b.html#x">1</a><a href="c.html">2</a><a href="/b.html">3</a><a href="#no">4</a><a href="https://x.org">5</a>',
                   "b.html": '<p id="x">'}
     assert dead_links(site_files) == ["a.html: #no (no such section)", "a.html: /b.html (not relative)", "a.html: c.html (no such page)"]
+
+
+# -- the glossary, the colours of the axes, the weight -----------------------------------------------------------------
+
+TERMS = [Term(("attention",), "glossary.html#attention"), Term(("attention weights",), "glossary.html#weights"), Term(("mask", "masks"), "glossary.html#mask")]
+
+
+def test_the_longest_term_wins_and_each_is_found_once():
+    found = first_uses(["The attention\nweights, unmasked.", "Attention: a mask, Masks, attention."], TERMS)
+    assert found == [(0, 4, 21, "glossary.html#weights"), (1, 0, 9, "glossary.html#attention"), (1, 13, 17, "glossary.html#mask")]
+    assert first_uses(["attention"], []) == []
+
+
+def test_terms_are_linked_in_the_text_alone():
+    book = Book("b", "", "1", "b", groups=[("", [LAYERS])], terms=TERMS)
+    text = "<h2 id='a'>A mask</h2><p><code>mask</code> <a href='#a'>mask</a> and <em>a mask</em>, the mask.</p><figure><figcaption>attention</figcaption></figure>"
+    page = Page(f"<main>{text}</main>", LAYERS, book)
+    links = page.soup.select("a.mg-term")
+    assert [a.get_text() for a in links] == ["mask"] and links[0].parent.name == "em" and page.soup.p.get_text() == "mask mask and a mask, the mask."
+
+
+def test_every_term_of_the_glossary_is_linked_from_a_page_and_links_to_its_chapter():
+    listed = soup("glossary.html").select("dl.mg-glossary dt[id]")
+    linked = {a["href"] for name in PAGES for a in soup(name).select("a.mg-term")}
+    assert len(listed) > 40 and {f"glossary.html#{dt['id']}" for dt in listed} == linked
+    assert all(dd.select("a")[-1]["href"] in PAGES for dd in soup("glossary.html").select("dl.mg-glossary dd"))
+    for name in PAGES:
+        links = [a["href"] for a in soup(name).select("a.mg-term")]
+        assert len(links) == len(set(links)) and bool(links) == (name != "glossary.html"), name
+
+
+@pytest.mark.parametrize("code, coloured", [
+    ('x: Float[Tensor, "*B Tq C"]', ["B", "Tq", "C"]), ('"B side"', []), ("y = x  # B T H d -> B H T d", ["B", "T", "H", "d", "B", "H", "T", "d"]), ("# a B", []),
+    ('Float[Tensor, "N length"]', []), ("B = T", [])])
+def test_axis_names_in_code_are_coloured(code: str, coloured: list[str]):
+    page = Page(f"<main><div class='cell'><pre><code class='language-python'>{code}</code></pre></div></main>", LAYERS, Book("b", "", "1", "b", groups=[("", [LAYERS])]))
+    found = BeautifulSoup(page.content, "html.parser")
+    assert [b.get_text() for b in found.select("b[class^=mg-axis-]")] == coloured and found.pre.get_text() == code
+
+
+@pytest.mark.parametrize("text, coloured", [("(B, T, 128)", "BT"), ("V", "V"), ("x", ""), ("(1, 2)", ""), ("sdpa", ""), ("B, side", "")])
+def test_shapes_in_the_text_are_coloured(text: str, coloured: str):
+    page = Page(f"<main><p><code>{text}</code></p></main>", LAYERS, Book("b", "", "1", "b", groups=[("", [LAYERS])]))
+    assert "".join(b.get_text() for b in page.soup.select("b")) == coloured and page.soup.get_text() == text
+
+
+def test_pages_weigh_little():
+    weights = site.weigh({p.relative_to(built()).as_posix(): p.stat().st_size for p in built().rglob("*") if p.is_file()})
+    assert 100 < weights["shared"] <= 1500 and 50 < weights["median"] <= 400
 
 
 # -- building -----------------------------------------------------------------------------------------------------------

@@ -395,6 +395,25 @@ def test_export_removes_modules_without_a_notebook(small: Path):
     assert chapters.export(small) == ["_modidx.py", "alone.py (removed: no notebook makes it)"] and not (small / "minigpt" / "alone.py").exists()
 
 
+def made(root: Path) -> str:
+    said: list[str] = []
+    chapters.make(root, say=said.append)
+    return said[-1]
+
+
+def test_with_an_address_the_first_cell_installs_the_package(ran: Path):
+    path, settings = ran / "nbs" / "02_second.ipynb", (ran / "settings.ini").read_text()
+    before = path.read_text()
+    (ran / "settings.ini").write_text(settings.replace("git_url =", "git_url = https://github.com/someone/book"))
+    assert made(ran) == "every chapter is up to date"  # the cell makes nothing stale
+    first = next(c for c in notebooks.read(path)["cells"] if c["cell_type"] == "code")
+    assert "%pip install -q git+https://github.com/someone/book" in notebooks.source(first) and not notebooks.runs(first)
+    assert sum(notebooks.INSTALL == c["id"] for c in notebooks.read(path)["cells"]) == 1
+    assert made(ran) == "every chapter is up to date" and stamps.problems(ran) == []
+    (ran / "settings.ini").write_text(settings)
+    assert made(ran) == "every chapter is up to date" and path.read_text() == before
+
+
 def test_a_cell_that_cannot_be_exported_is_named(small: Path):
     edit(small / "nbs" / "03_alone.ipynb", "ALONE = 1", "ALONE = = 1")
     with pytest.raises(chapters.Failed, match="03_alone.ipynb, cell 1"): chapters.export(small)

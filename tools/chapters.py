@@ -219,6 +219,9 @@ def make(root: Path, only: Collection[str] = (), slow: str = "stale", refresh: b
     """Export, then run the notebooks that are out of date until none is; on refresh all of them first, slow cells included.
 
     `only` names the notebooks to look at; `slow="none"` leaves slow cells as they are. Raises `Failed`, after all others have run, if a notebook fails."""
+    for path in notebooks.paths(root):
+        nb = notebooks.read(path)
+        if (installing := notebooks.with_installation(nb, notebooks.settings(root).get("git_url", ""))) != nb: notebooks.write(path, notebooks.text(installing))
     changed = export(root)
     if changed: say(f"exported: {', '.join(changed)}")
     for attempt in range(3):

@@ -1,5 +1,6 @@
 """Notebooks as plain JSON: reading, writing in one canonical form, and what a cell's `#|` lines say."""
 
+import configparser
 import json
 import os
 import re
@@ -15,6 +16,13 @@ def paths(root: Path) -> list[Path]:
     "The notebooks of the book, in reading order: the index first, as on the site."
     found = [p for p in (root / "nbs").glob("*.ipynb") if p.name[0] not in "._"]
     return sorted(found, key=lambda p: (p.name != "index.ipynb", p.name))
+
+
+def settings(root: Path) -> dict[str, str]:
+    "What `settings.ini` says."
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(root / "settings.ini", encoding="utf-8")
+    return {key: value.strip() for key, value in config["DEFAULT"].items()}
 
 
 def read(path: Path) -> dict:
@@ -85,3 +93,18 @@ def exported(cell: dict) -> bool:
 
 def slow(cell: dict) -> bool:
     return cell["cell_type"] == "code" and "slow" in directives(cell)
+
+
+INSTALL = "install"  # the id of the cell that `with_installation` makes
+
+
+def with_installation(nb: dict, address: str) -> dict:
+    """The notebook with a first code cell that installs the package, for those who open it without a checkout, as on Colab. It never runs here.
+
+    Without the repository's address there is nothing to install from, and no such cell."""
+    cells = [cell for cell in nb["cells"] if cell.get("id") != INSTALL]
+    first = next((i for i, cell in enumerate(cells) if cell["cell_type"] == "code"), None)
+    if address and first is not None:
+        source = ["#| hide\n", "#| eval: false\n", f"%pip install -q git+{address.rstrip('/')}"]
+        cells.insert(first, {"cell_type": "code", "execution_count": None, "id": INSTALL, "metadata": {}, "outputs": [], "source": source})
+    return nb | {"cells": cells}

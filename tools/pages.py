@@ -12,6 +12,7 @@ from pygments.lexers import get_lexer_by_name
 from pygments.util import ClassNotFound
 
 from .mathml import MathError, to_mathml
+from .terms import coloured_axes, first_uses, shape
 
 
 class SiteError(Exception):
@@ -49,9 +50,15 @@ class Book:
     branch: str = 'main'
     base: str = ''  # path under which the site is published, such as /minigpt
     notebooks: str = 'nbs'  # their folder in the repository
+    terms: list = field(default_factory=list)  # the glossary's, see `terms.Term`
 
     @property
     def chapters(self): return [c for _, cs in self.groups for c in cs]
+
+    def colab(self, source):
+        "Where a notebook opens in Google's Colab, which reads from GitHub alone; '' for a repository anywhere else."
+        m = re.match(r'https://github\.com/([^/]+/[^/]+?)(\.git)?/?$', self.git_url)
+        return f'https://colab.research.google.com/github/{m[1]}/blob/{self.branch}/{self.notebooks}/{source}' if m else ''
 
 
 def read_symbols(modidx: dict) -> dict:
@@ -84,7 +91,7 @@ def _code(text, language):
     except ClassNotFound: lexer = None
     if lexer is None: return html.escape(text, quote=False)
     # `match(...)` is a call, which Pygments takes for the statement
-    return re.sub(r'<span class="k">(match|case|type)</span>(?=<span class="p">\()', r'\1', highlight(text, lexer, _FORMAT).rstrip('\n'))
+    return coloured_axes(re.sub(r'<span class="k">(match|case|type)</span>(?=<span class="p">\()', r'\1', highlight(text, lexer, _FORMAT).rstrip('\n')))
 
 
 class Page:
@@ -102,7 +109,7 @@ class Page:
         self.title = html.escape(chapter.title)
         self.lead = html.escape(chapter.description)
         for step in (self._strip, self._head, self._sections, self._math, self._cells, self._callouts, self._tabs, self._notes, self._tables,
-                     self._links, self._leftovers, self._names, self._anchors): step()
+                     self._links, self._leftovers, self._names, self._terms, self._axes, self._anchors): step()
 
     # Pictures, formulas and coloured code do not go through the HTML parser, which would be slow and change their attributes:
     # an empty element stands for each, and `content` puts them back.
@@ -274,12 +281,11 @@ class Page:
                 if align := re.search(r'text-align:\s*(left|right|center)', cell.get('style') or ''): cell['style'] = f'text-align: {align[1]}'
                 else: cell.attrs.pop('style', None)
             self._numbers(table)
+            for corner in table.select('thead th'):
+                if not corner.get_text().strip(): corner.name = 'td'  # nothing is headed by nothing
             table.wrap(self._new('div', class_='mg-scroll'))
 
-        for picture in self.soup.select('figure > .picture'):
-            box = picture.wrap(self._new('div', class_='mg-scroll'))
-            if size := re.match(r'<svg\b[^>]*?\swidth="([\d.]+)(pt|px|)"', self.kept[int(picture['n'])][0]):
-                box['style'] = f"--mg-own: {round(float(size[1]) * (4/3 if size[2] == 'pt' else 1))}px"
+        for picture in self.soup.select('figure > .picture'): picture.wrap(self._new('div', class_='mg-scroll'))
 
     def _numbers(self, table):
         "Mark the columns that hold numbers, headings too, so that they stand to the right."
@@ -341,6 +347,27 @@ class Page:
             seen.add(target)
             t.wrap(self._new('a', href=target, class_='mg-name'))
 
+    def _terms(self):
+        "The first mention of a term of the glossary links to it."
+        if any(t.target.startswith(self.chapter.page + '#') for t in self.book.terms): return
+        out = ['a', 'code', 'pre', 'h1', 'h2', 'h3', 'h4', 'figure', 'summary', 'button', 'math', 'mg-kept']
+        texts = [t for block in self.soup.find_all(['p', 'li']) for t in block.find_all(string=True)
+                 if t.find_parent(['p', 'li']) is block and not t.find_parent(out) and not t.find_parent(class_=['cell', 'callout', 'mg-notes'])]
+        uses = first_uses([str(t) for t in texts], self.book.terms)
+        for i, node in enumerate(texts):
+            parts, at = [], 0
+            for start, end, target in [u[1:] for u in uses if u[0] == i]:
+                parts += [NavigableString(node[at:start]), self._new('a', node[start:end], href=target, class_='mg-term')]
+                at = end
+            if parts: node.replace_with(*parts, NavigableString(node[at:]))
+
+    def _axes(self):
+        "The letters of a shape in the text have the colours of their axes, as in every figure."
+        for code in self.soup.find_all('code'):
+            if code.find_parent('pre') or (inner := shape(code.get_text())) is None: continue
+            code.clear()
+            code.append(self._parse(inner))
+
     def _anchors(self):
         self.outline = []
         for h in self.soup.find_all(['h2', 'h3', 'h4']):
@@ -393,6 +420,9 @@ _ICON = ("data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='
 _EARLY = ("(function(d){try{var t=localStorage.getItem('minigpt-theme');if(t==='dark'||t==='light')d.dataset.theme=t}catch(e){}"
           "d.classList.add('js')})(document.documentElement)")
 
+# where the list of sections stands above the text, it is folded before anything is drawn, so that nothing moves
+_FOLD = "if(!matchMedia('(min-width: 75rem)').matches)document.currentScript.previousElementSibling.open=false"
+
 
 WIDGET = ('weights.js', 'sorter.js', 'watch.js')  # the first is made from the trained sorter
 
@@ -411,7 +441,7 @@ def frame(page: Page) -> str:
     toc = ''
     if len(page.outline) > 1:
         items = '\n'.join(f'<li class="{tag}"><a href="#{esc(i)}">{text}</a></li>' for tag, i, text in page.outline)
-        toc = (f'<nav class="mg-toc" aria-label="On this page">\n<details open><summary>On this page</summary>\n<ul>\n{items}\n</ul>\n</details>\n</nav>')
+        toc = (f'<nav class="mg-toc" aria-label="On this page">\n<details open><summary>On this page</summary>\n<ul>\n{items}\n</ul>\n</details>\n<script>{_FOLD}</script>\n</nav>')
     step = ''
     if at > 0: step += f'<a rel="prev" href="{esc(chapters[at-1].page)}"><small>Previous</small> <span>{esc(chapters[at-1].title)}</span></a>'
     if at < len(chapters)-1: step += f'<a rel="next" href="{esc(chapters[at+1].page)}"><small>Next</small> <span>{esc(chapters[at+1].title)}</span></a>'
@@ -421,6 +451,7 @@ def frame(page: Page) -> str:
     about = [f'<a href="notebooks/{esc(c.source)}" download>Download the notebook</a>']
     if book.git_url:
         issue = urlencode(dict(title=f'{c.title}: '))
+        if colab := book.colab(c.source): about.append(f'<a href="{esc(colab)}">Run it on Colab</a>')
         about += [f'<a href="{esc(book.git_url)}/blob/{esc(book.branch)}/{esc(book.notebooks)}/{esc(c.source)}">View its source</a>',
                   f'<a href="{esc(book.git_url)}/issues/new?{esc(issue)}">Report a problem</a>']
     about = f'<p class="mg-about">{" · ".join(about)}</p>\n'
@@ -459,6 +490,7 @@ def frame(page: Page) -> str:
 <nav class="mg-side" id="chapters" aria-label="Chapters">
 {groups}
 </nav>
+{toc}
 <main id="content" tabindex="-1">
 <header class="mg-title">
 {label}<h1>{page.title}</h1>
@@ -466,7 +498,6 @@ def frame(page: Page) -> str:
 {page.content}
 {about}<nav class="mg-step" aria-label="Previous and next page">{step}</nav>
 </main>
-{toc}
 </div>
 <footer class="mg-foot">{' · '.join(foot)}</footer>
 </body>

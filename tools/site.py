@@ -5,13 +5,16 @@
 """
 from __future__ import annotations
 
-import argparse, ast, base64, configparser, functools, hashlib, http.server, json, os, re, shutil, subprocess, sys, tempfile
+import argparse, ast, base64, functools, hashlib, http.server, json, os, re, shutil, statistics, subprocess, sys, tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import yaml
+from bs4 import BeautifulSoup
 
+from .notebooks import settings
 from .pages import WIDGET, Book, Chapter, Page, SiteError, dead_links, frame, not_found, read_symbols, search_script
+from .terms import read_terms
 
 HERE = Path(__file__).parent
 _STAGE = 'from nbdev.serve import proc_nbs; proc_nbs(n_workers=0, force=True)'
@@ -21,12 +24,6 @@ def _say(text): print(text, file=sys.stderr)
 
 
 # -- what there is to build ------------------------------------------------------------------------------------------
-
-def _settings(root):
-    config = configparser.ConfigParser(interpolation=None)
-    config.read(root / 'settings.ini', encoding='utf-8')
-    return {k: v.strip() for k, v in config['DEFAULT'].items()}
-
 
 def check_link(root: Path):
     "nbs/_quarto.yml has to be the file at the top, by a link; a checkout without symlinks leaves a text file there."
@@ -51,7 +48,7 @@ def _front(notebook):
 
 def read_book(root: Path, staged: Path) -> Book:
     "The chapters in the order of `_quarto.yml`, with the titles the notebooks give themselves."
-    settings = _settings(root)
+    about = settings(root)
     site = yaml.safe_load((root / '_quarto.yml').read_text(encoding='utf-8'))['website']
     notebooks = {p.name: p for p in sorted(staged.glob('*.ipynb'))}
     groups, seen, pages = [], set(), {}
@@ -68,14 +65,14 @@ def read_book(root: Path, staged: Path) -> Book:
             chapters.append(Chapter(name, page, str(front['title']), str(front.get('description') or ''), part['section']))
         groups.append((part['section'], chapters))
     if missing := sorted(notebooks.keys() - seen): raise SiteError(f'the sidebar in _quarto.yml does not list {", ".join(missing)}')
-    modidx = root / settings.get('lib_path', settings['lib_name']) / '_modidx.py'
+    modidx = root / about.get('lib_path', about['lib_name']) / '_modidx.py'
     symbols = {}
     if modidx.is_file():
         tree = ast.parse(modidx.read_text(encoding='utf-8'))
         value = next(n.value for n in tree.body if isinstance(n, ast.Assign) and n.targets[0].id == 'd')
         symbols = read_symbols(ast.literal_eval(value))
-    return Book(site['title'], site.get('description', ''), settings['version'], settings['lib_name'], settings.get('license', '').upper(),
-                settings.get('git_url', ''), groups, symbols, branch=settings.get('branch') or 'main', base=settings.get('doc_baseurl', ''), notebooks=settings['nbs_path'])
+    return Book(site['title'], site.get('description', ''), about['version'], about['lib_name'], about.get('license', '').upper(),
+                about.get('git_url', ''), groups, symbols, branch=about.get('branch') or 'main', base=about.get('doc_baseurl', ''), notebooks=about['nbs_path'])
 
 
 # -- stage and render ------------------------------------------------------------------------------------------------
@@ -132,11 +129,14 @@ def weights_script(path: Path) -> str:
 def finish(rendered: Path, book: Book, root: Path, font: bytes | None = None) -> dict:
     "All files of the site, name -> bytes, from what the renderer wrote."
     from .mathml import math_font
-    files, entries = {}, []
+    files, entries, texts = {}, [], {}
     for chapter in book.chapters:
         made = [p for p in (rendered / chapter.page, rendered / chapter.source.replace('.ipynb', '.html')) if p.is_file()]
         if not made: raise SiteError(f'{chapter.source}: the renderer wrote no page for it')
-        page = Page(made[0].read_text(encoding='utf-8'), chapter, book)
+        texts[chapter.page] = made[0].read_text(encoding='utf-8')
+    book.terms = [term for page, text in texts.items() if 'mg-glossary' in text for term in read_terms(BeautifulSoup(text, 'html.parser'), page)]
+    for chapter in book.chapters:
+        page = Page(texts[chapter.page], chapter, book)
         files[chapter.page] = frame(page).encode()
         if page.widget:
             files['assets/weights.js'] = weights_script(root / book.package / 'sorter.safetensors').encode()
@@ -157,6 +157,16 @@ def finish(rendered: Path, book: Book, root: Path, font: bytes | None = None) ->
     return files
 
 
+def weigh(sizes: dict) -> dict:
+    "What a reader has to load, in kB: the files that all pages share, and the pages themselves. The sorter's files belong to its page."
+    own = [f'assets/{name}' for name in WIDGET]
+    pages = {n: size for n, size in sizes.items() if n.endswith('.html') and n != '404.html'}
+    pages = {n: size + sum(sizes.get(o, 0) for o in own) * (n == 'watch.html') for n, size in pages.items()}
+    shared = sum(size for n, size in sizes.items() if n == 'styles.css' or n.startswith('assets/') and n not in own)
+    largest = max(pages, key=pages.get)
+    return dict(shared=round(shared / 1000), median=round(statistics.median(pages.values()) / 1000), largest=largest, most=round(pages[largest] / 1000))
+
+
 # -- build -----------------------------------------------------------------------------------------------------------
 
 def _version(name):
@@ -174,7 +184,7 @@ def _inputs(root, renderer):
     "A hash of everything a page depends on."
     paths = [p for p in (root / 'nbs').iterdir() if p.is_file() and not p.name.startswith('.')]
     paths += [root / 'settings.ini', *root.glob('*/_modidx.py'), *root.glob('*/sorter.safetensors')]
-    paths += [HERE / n for n in ('site.py', 'pages.py', 'mathml.py', 'site.js', *WIDGET[1:])]
+    paths += [HERE / n for n in ('site.py', 'pages.py', 'terms.py', 'mathml.py', 'site.js', *WIDGET[1:])]
     versions = [_version(n) for n in ('nbdev', 'smalldocs', 'latex2mathml', 'beautifulsoup4', 'pygments', 'ziamath', 'fonttools')]
     return _digest(paths, renderer, str(find_quarto()) if renderer == 'quarto' else '', versions)
 
@@ -211,7 +221,9 @@ def build(root: Path,  # the repository
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_bytes(data)
     record.write_text(json.dumps(dict(inputs=inputs, font=font_key, renderer=renderer, files={n: len(d) for n, d in sorted(files.items())})))
-    _say(f'site: {len(book.chapters)} pages rendered with {renderer} in {out}')
+    weights = weigh({n: len(d) for n, d in files.items()})
+    _say(f'site: {len(book.chapters)} pages rendered with {renderer} in {out}; {weights["shared"]:,} kB that pages share, a page {weights["median"]:,} kB at the median, '
+         f'the largest, {weights["largest"]}, {weights["most"]:,} kB')
     return out
 
 
