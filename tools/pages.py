@@ -517,7 +517,8 @@ def not_found(book: Book) -> str:
 <title>Not found – {esc(book.title)}</title>
 <meta name="color-scheme" content="light dark">
 <link rel="icon" href="{_ICON}">
-<style>body {{ max-width: 40rem; margin: 3rem auto; padding: 0 1rem; font: 1.0625rem/1.65 system-ui, sans-serif; color-scheme: light dark; }}</style>
+<style>body {{ max-width: 40rem; margin: 3rem auto; padding: 0 1rem; font: 1.0625rem/1.65 system-ui, sans-serif; background: light-dark(#fdfdfb, #14171b); color: light-dark(#20242a, #dde1e6); }}
+:root {{ color-scheme: light dark; }} a {{ color: light-dark(#1a5b94, #82b9ec); }}</style>
 </head>
 <body>
 <main>
