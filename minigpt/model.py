@@ -252,7 +252,7 @@ def tap(
         for hook in hooks: hook.remove()
     return [heard[module] for module in modules]
 
-# %% ../nbs/03_model.ipynb #328e1f78
+# %% ../nbs/03_model.ipynb #4337c9bd
 def trace_shapes(
     model: GPT,
     idx: Int[Tensor, "B T"],  # token ids
@@ -266,9 +266,9 @@ def trace_shapes(
     steps = {
         "ids": idx,
         "embeddings": embeddings[1],
-        "q, k, v": qkv[1],
+        "fused qkv": qkv[1],
         "heads": query,
-        "attention weights": weights[0],
+        "scores": weights[0],
         "back in the stream": stream[1],
         "logits": logits[1],
     }
