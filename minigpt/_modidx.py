@@ -47,6 +47,8 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
             'minigpt.attention': { 'minigpt.attention.MultiHeadAttention': ('attention.html#multiheadattention', 'minigpt/attention.py'),
                                    'minigpt.attention.MultiHeadAttention.__init__': ( 'attention.html#multiheadattention.__init__',
                                                                                       'minigpt/attention.py'),
+                                   'minigpt.attention.MultiHeadAttention.attend': ( 'attention.html#multiheadattention.attend',
+                                                                                    'minigpt/attention.py'),
                                    'minigpt.attention.MultiHeadAttention.forward': ( 'attention.html#multiheadattention.forward',
                                                                                      'minigpt/attention.py'),
                                    'minigpt.attention.MultiHeadAttention.visible': ( 'attention.html#multiheadattention.visible',

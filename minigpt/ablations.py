@@ -83,16 +83,37 @@ class KernelAttention(MultiHeadAttention):
         y = self.kernel(q, k, v, mask, dropout=self.weight_dropout)
         return self.out_dropout(self.proj(self.join(y)))
 
-# %% ../nbs/12_ablations.ipynb #2b8925d6
-def unscaled(q, k, v, mask, dropout=None):
+# %% ../nbs/12_ablations.ipynb #bee670d1
+def unscaled(
+    q: Float[Tensor, "B H T d"],
+    k: Float[Tensor, "B H T d"],
+    v: Float[Tensor, "B H T d"],
+    mask: Bool[Tensor, "T T"],
+    dropout: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, "B H T d"]:
+    "Attention without the scale."
     return sdpa(q, k, v, mask, 1.0, dropout)
 
-
-def scaled_twice(q, k, v, mask, dropout=None):
+# %% ../nbs/12_ablations.ipynb #94c95429
+def scaled_twice(
+    q: Float[Tensor, "B H T d"],
+    k: Float[Tensor, "B H T d"],
+    v: Float[Tensor, "B H T d"],
+    mask: Bool[Tensor, "T T"],
+    dropout: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, "B H T d"]:
+    "Attention whose scores are divided by d instead of its root."
     return sdpa(q, k, v, mask, 1 / q.shape[-1], dropout)
 
-
-def unmasked(q, k, v, mask, dropout=None):
+# %% ../nbs/12_ablations.ipynb #9306b759
+def unmasked(
+    q: Float[Tensor, "B H T d"],
+    k: Float[Tensor, "B H T d"],
+    v: Float[Tensor, "B H T d"],
+    mask: Bool[Tensor, "T T"],
+    dropout: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, "B H T d"]:
+    "Attention that sees everything."
     return sdpa(q, k, v, None, None, dropout)
 
 # %% ../nbs/12_ablations.ipynb #ec47269b
@@ -107,8 +128,14 @@ def masked_too_late(
     weights = attention_weights(q, k).masked_fill(~mask, 0)
     return (weights if dropout is None else dropout(weights)) @ v
 
-# %% ../nbs/12_ablations.ipynb #96875cc3
-def off_by_one(q, k, v, mask, dropout=None):
+# %% ../nbs/12_ablations.ipynb #6d8ad42f
+def off_by_one(
+    q: Float[Tensor, "B H T d"],
+    k: Float[Tensor, "B H T d"],
+    v: Float[Tensor, "B H T d"],
+    mask: Bool[Tensor, "T T"],
+    dropout: Callable[[Tensor], Tensor] | None = None,
+) -> Float[Tensor, "B H T d"]:
     "Attention that sees the position after its own as well."
     wider = torch.ones_like(mask).tril(1)
     return sdpa(q, k, v, wider, None, dropout)
@@ -228,7 +255,7 @@ def ablate(
     loss = sum(last) / max(1, len(last))
     return Outcome(n_layers, seed, loss, forced, generated, len(losses))
 
-# %% ../nbs/12_ablations.ipynb #7d052a71
+# %% ../nbs/12_ablations.ipynb #bab23f26
 def ablation_study(
     changes: dict[str, Ablation],
     seeds: dict[int, Sequence[int]],  # number of layers -> seeds to train with
@@ -237,7 +264,7 @@ def ablation_study(
 ) -> dict[str, list[Outcome]]:
     "Train every changed model at every depth and seed."
     runs = [(name, n, seed) for name in changes for n in seeds for seed in seeds[n]]
-    found = {name: [] for name in changes}
+    found: dict[str, list[Outcome]] = {name: [] for name in changes}
     with progress_bar(0, len(runs), progress) as bar:
         for name, n_layers, seed in runs:
             outcome = ablate(changes[name], n_layers, seed, config, progress=False)

@@ -73,11 +73,13 @@ def join_heads(
     "Put the heads side by side again: the inverse of `split_heads`."
     return x.transpose(1, 2).flatten(2)  # B T H d -> B T C
 
-# %% ../nbs/02_attention.ipynb #888ce344
+# %% ../nbs/02_attention.ipynb #fb8e2998
 class MultiHeadAttention(Module):
     """Causal self-attention with `n_heads` heads, (B, T, C) -> (B, T, C).
 
     Raises `ValueError` for sizes that do not fit."""
+
+    mask: Tensor
 
     def __init__(self, d_model: int, n_heads: int, context_length: int, dropout: float = 0.0):
         super().__init__()
@@ -98,8 +100,10 @@ class MultiHeadAttention(Module):
         q, k, v = (split_heads(part, self.n_heads) for part in self.qkv(x).chunk(3, dim=-1))
         if rotate is not None: q, k = rotate(q, k)
         if cache is not None: k, v = cache(k, v)
-        y = sdpa(q, k, v, self.visible(q.shape[-2], k.shape[-2]), dropout=self.weight_dropout)
-        return self.out_dropout(self.proj(join_heads(y)))
+        return self.out_dropout(self.proj(join_heads(self.attend(q, k, v))))
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Float[Tensor, "B H Tq d"]:
+        return sdpa(q, k, v, self.visible(q.shape[-2], k.shape[-2]), dropout=self.weight_dropout)
 
     def visible(self, n_queries: int, n_keys: int) -> Bool[Tensor, "Tq Tk"]:
         "The mask for the last `n_queries` of `n_keys` positions, cut from the buffer."

@@ -53,7 +53,7 @@ def is_float(x: object) -> bool:
     "Whether `x` is a floating-point tensor, the only kind that has a gradient here."
     return isinstance(x, Tensor) and x.is_floating_point()
 
-# %% ../nbs/91_checks.ipynb #2fb4deb6
+# %% ../nbs/91_checks.ipynb #a3eb8443
 def match(
     ours: Callable[..., Tensor],  # the hand-written function
     theirs: Callable[..., Tensor],  # the reference
@@ -63,7 +63,8 @@ def match(
     """Compare two functions on the same inputs, in values and in gradients, in float64.
 
     Raises `AssertionError`, naming shapes or differences, if they differ by more than that."""
-    return verdict(*(value_and_gradients(f, inputs) for f in (ours, theirs)), tolerance)
+    mine, reference = value_and_gradients(ours, inputs), value_and_gradients(theirs, inputs)
+    return verdict(mine, reference, tolerance)
 
 # %% ../nbs/91_checks.ipynb #4e5c175b
 def verdict(
@@ -87,7 +88,7 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
     one side has a NaN."""
     return (a - b).abs().max().item() if a.numel() else 0.0
 
-# %% ../nbs/91_checks.ipynb #1a450490
+# %% ../nbs/91_checks.ipynb #1e446f32
 def match_modules(
     ours: Module,  # the hand-written module
     theirs: Module,  # the reference; a copy of it gets our weights
@@ -102,14 +103,15 @@ def match_modules(
     named = dict(theirs.named_parameters())
     pairs = list(zip(ours.parameters(), [named[name] for name in names or named], strict=True))
     with torch.no_grad():
-        for mine, other in pairs: other.copy_(mine)
+        for source, target in pairs: target.copy_(source)
     x = x.detach().double().requires_grad_() if is_float(x) else x
     inputs = [x] if is_float(x) else []
-    results = []
-    mine, others = ([pair[i] for pair in pairs] for i in (0, 1))
-    for out, weights in ((ours(x), mine), (run(theirs, x), others)):
-        results.append((out.detach(), weighted_gradients(out, inputs + weights)))
-    return verdict(*results, tolerance=1e-12)
+    mine, others = ([*inputs, *(pair[i] for pair in pairs)] for i in (0, 1))
+    outs = ours(x), run(theirs, x)
+    gradients = [weighted_gradients(out, leaves) for out, leaves in zip(outs, (mine, others))]
+    return verdict(
+        (outs[0].detach(), gradients[0]), (outs[1].detach(), gradients[1]), tolerance=1e-12
+    )
 
 # %% ../nbs/91_checks.ipynb #1720c815
 class Message(str):

@@ -9,7 +9,7 @@ __all__ = ['TINY_SHAKESPEARE', 'TINY_SHAKESPEARE_SHA256', 'TEXT_CONFIG', 'downlo
            'train_text', 'write', 'orthogonalized', 'muon_update', 'hidden_matrix', 'Muon', 'describe_positions',
            'make_positions', 'save_text_model', 'load_text_model']
 
-# %% ../nbs/11_language.ipynb #e65b5ffb
+# %% ../nbs/11_language.ipynb #02de1391
 import hashlib
 import json
 import math
@@ -206,14 +206,14 @@ def bits(nats: float) -> float:
     "Nats in bits."
     return nats / math.log(2)
 
-# %% ../nbs/11_language.ipynb #97583aa5
+# %% ../nbs/11_language.ipynb #50c8fb60
 def followers(
     text: str,
     order: int,  # how many characters to look back
 ) -> dict[str, Counter]:  # each context that occurs -> what followed it, and how often
     "What followed each context of `order` characters. Raises `ValueError` if it is negative."
     if order < 0: raise ValueError(f"order must be at least 0, got {order}")
-    tables = {}
+    tables: dict[str, Counter] = {}
     for i in range(order, len(text)):
         tables.setdefault(text[i - order : i], Counter())[text[i]] += 1
     return tables
@@ -302,9 +302,9 @@ def check_parts(train: int, validation: int, context_length: int) -> None:
             f"of the cut, got {train} and {validation}"
         )
 
-# %% ../nbs/11_language.ipynb #c885230c
+# %% ../nbs/11_language.ipynb #95952563
 def text_loss(
-    model: Callable[[Tensor], Tensor],
+    model: Module,
     task: TextTask,
     n: int | None = None,  # windows; None: all of the validation part
 ) -> float:  # nats per character
@@ -346,7 +346,7 @@ class Deadline(TrainConfig):
         ramp = min(1.0, (step + 1) / 30)  # for a clock that ran before the first step
         return ramp * super().lr_at(int(self.passed() * self.steps))
 
-# %% ../nbs/11_language.ipynb #831c60ed
+# %% ../nbs/11_language.ipynb #a56650ca
 def train_for(
     seconds: float,
     model: Module,
@@ -359,7 +359,8 @@ def train_for(
     "Train for a time instead of a number of steps. Raises `ValueError` unless it is above 0."
     if not seconds > 0: raise ValueError(f"seconds must be above 0, got {seconds}")
     model.train()
-    optimizer, losses = optimizer or new_optimizer(model, config), []
+    optimizer = optimizer or new_optimizer(model, config)
+    losses: list[float] = []
     config = Deadline(**asdict(config), seconds=seconds)
     with progress_bar(0, round(seconds), progress) as bar:
         while config.passed() < 1:
@@ -383,7 +384,7 @@ class TextRun:
     seed: int
     seconds: float  # what the training took, with its measurements
 
-# %% ../nbs/11_language.ipynb #7941028b
+# %% ../nbs/11_language.ipynb #a43a2b62
 def train_text(
     task: TextTask,
     config: TrainConfig = TEXT_CONFIG,
@@ -398,7 +399,7 @@ def train_text(
     progress: bool | None = None,  # show a bar; None: on a terminal
 ) -> TextRun:
     "Train a model on a text. Everything random comes from the seed."
-    validation, notes, start = {}, {}, time.perf_counter()
+    validation, notes, start = dict[int, float](), dict[int, object](), time.perf_counter()
 
     def watch(step, loss=None):
         due = step in every if isinstance(every, Sequence) else step % every == 0
@@ -410,7 +411,7 @@ def train_text(
     with seeded(seed):
         model = make_model(task)
         watch(0)
-        trained = torch.compile(model) if compiled else model
+        trained: GPT = torch.compile(model) if compiled else model  # type: ignore[assignment]
         batch_at = partial(task.batch_at, seed=seed)
         optimizer = make_optimizer(trained, config)
         losses = loop(trained, batch_at, config, optimizer, watch=watch, progress=progress)

@@ -76,15 +76,18 @@ def check_ids(
             f"{name} must lie in 0..{size - 1}, got values from {low.item()} to {high.item()}"
         )
 
-# %% ../nbs/01_layers.ipynb #41f29c45
+# %% ../nbs/01_layers.ipynb #9dc88a46
 def embedding(
     ids: Int[Tensor, "*batch"],  # token ids
     weight: Float[Tensor, "n d"],  # a row per id
 ) -> Float[Tensor, "*batch d"]:
     """The rows of `weight` that `ids` name.
 
-    Raises `ValueError` for ids outside the table and `TypeError` for other than integers."""
+    Raises `ValueError` for ids outside the table or on another device, and `TypeError` for other
+    than integers."""
     check_ids(ids, len(weight))
+    if ids.device != weight.device:
+        raise ValueError(f"ids are on {ids.device}, the table on {weight.device}; move one of them")
     return weight.index_select(0, ids.flatten()).view(*ids.shape, weight.shape[1])
 
 # %% ../nbs/01_layers.ipynb #91ce1325

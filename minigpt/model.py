@@ -7,11 +7,12 @@ __all__ = ['PRESETS', 'GPTConfig', 'LearnedPositions', 'FeedForward', 'Block', '
            'parameter_table', 'cross_entropy', 'next_token_loss', 'evaluating', 'tap', 'trace_shapes', 'attention_maps',
            'residual_norms']
 
-# %% ../nbs/03_model.ipynb #0642823a
+# %% ../nbs/03_model.ipynb #e3e81dee
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -21,7 +22,7 @@ from torch.nn import Module, ModuleList
 from .attention import MultiHeadAttention, split_heads
 from .layers import GELU, Dropout, Embedding, LayerNorm, Linear, check_ids, check_sizes
 
-# %% ../nbs/03_model.ipynb #22f17865
+# %% ../nbs/03_model.ipynb #291459ca
 @dataclass(frozen=True)
 class GPTConfig:
     """The sizes of a GPT.
@@ -34,15 +35,20 @@ class GPTConfig:
     n_heads: int = 4  # H, attention heads per block; divides d_model
     n_layers: int = 2  # blocks
     dropout: float = 0.1  # share of numbers dropped in training
+    gelu: str = "none"  # the exact GELU, or "tanh", the approximation, as GPT-2 has it
+    tied_head: bool = False  # whether the output head is the token table, as in GPT-2
 
     def __post_init__(self):
-        sizes = asdict(self)
-        dropout = sizes.pop("dropout")
-        check_sizes(**sizes)
+        for name in ("vocab_size", "context_length", "d_model", "n_heads", "n_layers"):
+            check_sizes(**{name: getattr(self, name)})
         if self.d_model % self.n_heads:
             raise ValueError(f"n_heads={self.n_heads} does not divide d_model={self.d_model}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"dropout must be at least 0 and below 1, got {dropout}")
+        if not 0 <= self.dropout < 1:
+            raise ValueError(f"dropout must be at least 0 and below 1, got {self.dropout}")
+        if self.gelu not in ("none", "tanh"):
+            raise ValueError(f"gelu must be 'none' or 'tanh', got {self.gelu!r}")
+        if not isinstance(self.tied_head, bool):
+            raise TypeError(f"tied_head must be True or False, got {self.tied_head!r}")
 
     @property
     def head_dim(self) -> int: return self.d_model // self.n_heads
@@ -74,22 +80,25 @@ class LearnedPositions(Embedding):
 
     def rotation(self, positions: Int[Tensor, "*B T"]) -> None: return None
 
-# %% ../nbs/03_model.ipynb #5049fe45
+# %% ../nbs/03_model.ipynb #d5453d66
 class FeedForward(Module):
     """Two linear layers with a GELU between them, (B, T, C) -> (B, T, C), at each position
     separately."""
 
-    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0):
+    def __init__(self, d_model: int, d_ff: int, dropout: float = 0.0, gelu: str = "none"):
         super().__init__()
-        self.fc, self.act, self.proj = Linear(d_model, d_ff), GELU(), Linear(d_ff, d_model)
+        self.fc, self.act, self.proj = Linear(d_model, d_ff), GELU(gelu), Linear(d_ff, d_model)
         self.out_dropout = Dropout(dropout)
 
     def forward(self, x: Float[Tensor, "B T C"]) -> Float[Tensor, "B T C"]:
         return self.out_dropout(self.proj(self.act(self.fc(x))))
 
-# %% ../nbs/03_model.ipynb #c88acfd1
+# %% ../nbs/03_model.ipynb #dd251f8f
 class Block(Module):
     "A pre-norm transformer block, (B, T, C) -> (B, T, C)."
+
+    ln_1: Module
+    ln_2: Module
 
     def __init__(self, config: GPTConfig):
         super().__init__()
@@ -97,7 +106,7 @@ class Block(Module):
         self.attn = MultiHeadAttention(
             config.d_model, config.n_heads, config.context_length, config.dropout
         )
-        self.ff = FeedForward(config.d_model, config.d_ff, config.dropout)
+        self.ff = FeedForward(config.d_model, config.d_ff, config.dropout, config.gelu)
 
     def forward(
         self,
@@ -109,7 +118,7 @@ class Block(Module):
         x = x + self.ff(self.ln_2(x))
         return x
 
-# %% ../nbs/03_model.ipynb #c61d9f25
+# %% ../nbs/03_model.ipynb #556e8ad5
 class GPT(Module):
     "A decoder-only transformer: ids (B, T) -> logits (B, T, V) for what follows each position."
 
@@ -122,17 +131,18 @@ class GPT(Module):
         super().__init__()
         self.config = config
         self.token_embedding = Embedding(config.vocab_size, config.d_model)
-        self.position_embedding = positions(config)
+        self.position_embedding: Any = positions(config)  # with `add` and `rotation`
         self.dropout = Dropout(config.dropout)
         self.blocks = ModuleList(block(config) for _ in range(config.n_layers))
-        self.ln_f = LayerNorm(config.d_model)
+        self.ln_f: Module = LayerNorm(config.d_model)
         self.lm_head = Linear(config.d_model, config.vocab_size, bias=False)
+        if config.tied_head: self.lm_head.weight = self.token_embedding.weight
         init_weights(self)
 
     def forward(
         self,
         idx: Int[Tensor, "B T"],  # token ids; raises as `positions_of` and `check_ids` do
-        cache: object | None = None,  # keys and values of earlier positions; None: there are none
+        cache: Any = None,  # keys and values of earlier positions; None: there are none
     ) -> Float[Tensor, "B T V"]:  # logits
         start = 0 if cache is None else len(cache)
         positions = positions_of(idx, start, self.config.context_length)
@@ -172,12 +182,13 @@ def init_weights(
             else:
                 parameter.fill_(1)
 
-# %% ../nbs/03_model.ipynb #ca2d7092
+# %% ../nbs/03_model.ipynb #b35d3a92
 def parameter_table(
     model: Module,
 ) -> list[dict]:  # one row per kind of module, the last one the total
     "Count parameters by the module that holds them, equal modules of all blocks together."
-    counts, total = {}, sum(p.numel() for p in model.parameters())
+    counts: dict[str, int] = {}
+    total = sum(p.numel() for p in model.parameters())
     for name, parameter in model.named_parameters():
         part = ".".join("N" if piece.isdigit() else piece for piece in name.split(".")[:-1])
         counts[part] = counts.get(part, 0) + parameter.numel()
@@ -208,20 +219,22 @@ def cross_entropy(
     losses = log_total - logits.gather(-1, chosen.long().unsqueeze(-1)).squeeze(-1)
     return losses.masked_fill(~counted, 0).sum() / counted.sum()
 
-# %% ../nbs/03_model.ipynb #98866cf4
+# %% ../nbs/03_model.ipynb #d40fbb36
 def next_token_loss(
     model: Callable[[Tensor], Tensor],  # ids (B, T) -> logits (B, T, V)
     idx: Int[Tensor, "B T"],  # inputs
     targets: Int[Tensor, "B T"],  # what follows each position; -100: not counted
 ) -> Float[Tensor, ""]:
-    """Cross entropy over all positions, in nats per token.
+    """Cross entropy over all positions, in nats per token; the model's own `cross_entropy` if it
+    brings one.
 
     Raises `ValueError` if inputs and targets differ in shape."""
     if idx.shape != targets.shape:
         raise ValueError(
             f"targets must have the shape {tuple(idx.shape)} of idx, got {tuple(targets.shape)}"
         )
-    return cross_entropy(model(idx).flatten(0, 1), targets.flatten())
+    loss = getattr(model, "cross_entropy", cross_entropy)
+    return loss(model(idx).flatten(0, 1), targets.flatten())
 
 # %% ../nbs/03_model.ipynb #fd67f59c
 @contextmanager
@@ -252,14 +265,14 @@ def tap(
         for hook in hooks: hook.remove()
     return [heard[module] for module in modules]
 
-# %% ../nbs/03_model.ipynb #4337c9bd
+# %% ../nbs/03_model.ipynb #fcdb4983
 def trace_shapes(
     model: GPT,
     idx: Int[Tensor, "B T"],  # token ids
 ) -> dict[str, tuple[int, ...]]:  # name of each step -> shape of the tensor there
     """The journey of a sequence through the first block to the logits, as shapes of the tensors
     of a real run."""
-    attn = model.blocks[0].attn
+    attn: Any = model.blocks[0].attn
     parts = [model.dropout, attn.qkv, attn.weight_dropout, model.blocks[0], model]
     embeddings, qkv, weights, stream, logits = tap(model, idx, parts)
     query = split_heads(qkv[1].chunk(3, dim=-1)[0], attn.n_heads)
@@ -274,22 +287,23 @@ def trace_shapes(
     }
     return {name: tuple(tensor.shape) for name, tensor in steps.items()}
 
-# %% ../nbs/03_model.ipynb #26abcd57
+# %% ../nbs/03_model.ipynb #8ed0a00d
 def attention_maps(
     model: GPT,
     idx: Int[Tensor, "B T"],
 ) -> Float[Tensor, "L B H T T"]:  # layer, sequence, head, query, key
     "The attention weights of every layer and head on `idx`."
-    drops = [block.attn.weight_dropout for block in model.blocks]
+    blocks: list[Any] = list(model.blocks)
+    drops = [block.attn.weight_dropout for block in blocks]
     return torch.stack([weights for weights, _ in tap(model, idx, drops)])
 
-# %% ../nbs/03_model.ipynb #10a70426
+# %% ../nbs/03_model.ipynb #82381539
 def residual_norms(
     model: GPT,
     idx: Int[Tensor, "B T"],
 ) -> dict[str, float]:  # place -> mean length of the vectors there
     "The norm of the residual stream after the embeddings and after each sublayer, averaged over `idx`."
-    blocks = list(model.blocks)
+    blocks: list[Any] = list(model.blocks)
     heard = tap(
         model, idx, [part for block in blocks for part in (block.ln_1, block.ln_2, block)]
     )

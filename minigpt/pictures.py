@@ -9,20 +9,21 @@ __all__ = ['TEXT', 'LINE', 'MUTED', 'SERIES', 'VARIABLES', 'STYLE', 'AXES', 'Pic
            'draw_projections', 'look_at', 'mask_and_weights', 'head_map', 'curves', 'training_curves',
            'norms_through_depth', 'Table', 'shown', 'table_cell']
 
-# %% ../nbs/90_pictures.ipynb #d13ea1b8
+# %% ../nbs/90_pictures.ipynb #c2a018b2
 import hashlib
 import html
 import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-import matplotlib
+import matplotlib.rcsetup
+from jaxtyping import Bool, Float
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
-from jaxtyping import Bool, Float
 from torch import Tensor
 
 # %% ../nbs/90_pictures.ipynb #31c539e5
@@ -45,8 +46,8 @@ VARIABLES = {
     MUTED: "var(--mg-muted, #717273)",
 } | {colour: f"var(--mg-{i}, {colour})" for i, colour in enumerate(SERIES, 1)}
 
-# %% ../nbs/90_pictures.ipynb #ca259720
-STYLE = {
+# %% ../nbs/90_pictures.ipynb #e2218b26
+STYLE: Any = {
     "svg.fonttype": "none",
     "svg.hashsalt": "minigpt",
     "font.family": "sans-serif",
@@ -62,7 +63,7 @@ STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.titlesize": 10,
-    "axes.prop_cycle": matplotlib.cycler(color=SERIES),
+    "axes.prop_cycle": matplotlib.rcsetup.cycler(color=SERIES),
     "lines.linewidth": 1.6,
     "legend.frameon": False,
     "grid.color": LINE,
@@ -168,13 +169,13 @@ def attention_map(
     panel.set_xticks(range(len(keys)), keys); panel.set_yticks(range(len(queries)), queries)
     panel.tick_params(length=0); panel.spines[:].set_visible(False)
 
-# %% ../nbs/90_pictures.ipynb #6100d910
+# %% ../nbs/90_pictures.ipynb #713d080d
 def weight_scale(
     panel: Axes,  # the scale is drawn at its right edge
     peak: float,  # the weight of the darkest square
 ) -> None:
     "Draw the scale of attention weights, from 0 to `peak`."
-    bar = panel.inset_axes([1.04, 0, 0.045, 1])
+    bar = panel.inset_axes((1.04, 0, 0.045, 1))
     for i in range(20):
         bar.add_patch(
             Rectangle(
@@ -199,9 +200,9 @@ AXES = {
     "V": "#b3294e",
 }  # where the page has no colour of its own for an axis
 
-# %% ../nbs/90_pictures.ipynb #e4566166
+# %% ../nbs/90_pictures.ipynb #b30386e2
 def shape_of(
-    config: object,  # a `GPTConfig`
+    config: Any,  # a `GPTConfig`
     axes: str,  # axis letters with spaces between them, as "B T C"; d is the width of a head
 ) -> str:  # as "(B, T, 128)", each entry marked with its axis
     "A shape in the sizes of this config; the marks become colours in `diagram`."
@@ -233,9 +234,9 @@ def diagram(
 
     return replace(drawn, svg=re.sub(r"⟨([BTCHV]) ([^⟩]*)⟩", coloured, drawn.svg))
 
-# %% ../nbs/90_pictures.ipynb #13fb26e5
+# %% ../nbs/90_pictures.ipynb #36beafc6
 def architecture_steps(
-    config: object,  # a `GPTConfig`
+    config: Any,  # a `GPTConfig`
     until: str = "logits",  # where the pass ends: "logits", "loss" or "sample"
 ) -> list[tuple[str, str, str]]:  # name of the part, what it does, shape that leaves it
     """The forward pass as a list of parts, with the shapes that this config gives them.
@@ -259,9 +260,9 @@ def architecture_steps(
         ("lm_head", "output head", shape_of(config, "B T V")),
     ] + ends[until]
 
-# %% ../nbs/90_pictures.ipynb #70522eb3
+# %% ../nbs/90_pictures.ipynb #2817a286
 def architecture(
-    config: object,  # a `GPTConfig`
+    config: Any,  # a `GPTConfig`
     here: Sequence[str] = (),  # names of the parts to highlight; none: all of them
     until: str = "logits",  # where the pass ends: "logits", "loss" or "sample"
     caption: str | None = None,  # what to conclude; None: which parts are highlighted
@@ -345,9 +346,9 @@ def draw_residual(panel: Axes, start: float, end: float) -> None:
         3.6, end, "+", ha="center", va="center", color=SERIES[1], fontsize=12, fontweight="bold"
     )
 
-# %% ../nbs/90_pictures.ipynb #5bba0555
+# %% ../nbs/90_pictures.ipynb #0325be78
 def head_steps(
-    config: object,  # a `GPTConfig`
+    config: Any,  # a `GPTConfig`
 ) -> list[tuple[str, str, str]]:  # name of the result, how it is made, its shape
     "What one attention head computes, with the shapes that this config gives it."
     pairs, head = shape_of(config, "B T T"), shape_of(config, "B T d")
@@ -359,9 +360,9 @@ def head_steps(
         ("mixture", "weights @ v", head),
     ]
 
-# %% ../nbs/90_pictures.ipynb #436d89a7
+# %% ../nbs/90_pictures.ipynb #43fefa76
 def attention_head(
-    config: object,  # a `GPTConfig`
+    config: Any,  # a `GPTConfig`
     caption: str,  # what to conclude
 ) -> Picture:
     "Draw what one attention head computes, from x to the mixture of the values."

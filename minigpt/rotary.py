@@ -7,10 +7,11 @@ __all__ = ['POSITIONS', 'LENGTH_MODEL', 'LENGTH_CONFIG', 'rotation_angles', 'rot
            'LengthTask', 'uniform_rows', 'accuracy_at', 'NoPositions', 'random_offset', 'random_choice',
            'MovedPositions', 'train_at_lengths', 'length_experiment']
 
-# %% ../nbs/08_rotary.ipynb #eeaaa5f3
+# %% ../nbs/08_rotary.ipynb #aae071e6
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
+from typing import Any
 
 import torch
 from jaxtyping import Float, Int
@@ -23,7 +24,7 @@ from .sorting import HELD_OUT, VALIDATION, Run, draw_rows, exactly_answered, ran
 from .sorting import train_on, with_answers
 from .training import TrainConfig, progress_bar
 
-# %% ../nbs/08_rotary.ipynb #1490d929
+# %% ../nbs/08_rotary.ipynb #319fee2e
 def rotation_angles(
     positions: Int[Tensor, "*B T"],
     width: int,  # channels to rotate, an even number
@@ -31,7 +32,7 @@ def rotation_angles(
 ) -> Float[Tensor, "*B T pairs"]:  # in radians, width / 2 pairs
     "Angle of each pair of channels at each position. Raises `ValueError` for an odd width."
     if width < 2 or width % 2:
-        raise ValueError(f"width must be even, channels turn in pairs, got {width}")
+        raise ValueError(f"width must be even and at least 2, channels turn in pairs, got {width}")
     if not 0 < base < torch.inf: raise ValueError(f"base must be a number above 0, got {base}")
     exact = torch.float32 if positions.device.type == "mps" else torch.float64
     pairs = torch.arange(width // 2, dtype=exact, device=positions.device)
@@ -94,7 +95,7 @@ def sort_question(
     separator = rows.new_full((len(rows), 1), base)
     return torch.cat([rows, separator], dim=1), rows.sort(-1).values
 
-# %% ../nbs/08_rotary.ipynb #8f98fe49
+# %% ../nbs/08_rotary.ipynb #d86d810f
 @dataclass(frozen=True)
 class LengthTask:
     "Sorting rows of several lengths. Raises `ValueError` if that makes no task."
@@ -114,7 +115,7 @@ class LengthTask:
     def batch_at(self, step: int, seed: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
         "The training batch of a step, inputs and targets; a function of step and seed alone."
         generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
-        n = self.lengths[torch.randint(len(self.lengths), (), generator=generator)]
+        n = self.lengths[int(torch.randint(len(self.lengths), (), generator=generator))]
         def draw(k): return random_rows(k, n, self.base, self.repeats, generator)
         return with_answers(*sort_question(draw_rows(draw, self.batch_size), self.base))
 
@@ -181,9 +182,11 @@ def random_choice(
     shuffled = torch.rand(n, limit, device=positions.device).argsort(-1)
     return shuffled[:, : len(positions)].sort(-1).values
 
-# %% ../nbs/08_rotary.ipynb #d5fbe134
+# %% ../nbs/08_rotary.ipynb #bdffe209
 class MovedPositions(Module):
     "Positions that are moved at random in training, and stay what they are in evaluation."
+
+    inner: Any
 
     def __init__(
         self,
@@ -209,8 +212,8 @@ class MovedPositions(Module):
         drawn = cache(lambda n: self.inner.rotation(self.move(positions, n, self.limit)))
         return lambda q, k: drawn(len(q))(q, k)
 
-# %% ../nbs/08_rotary.ipynb #a385e243
-POSITIONS = {
+# %% ../nbs/08_rotary.ipynb #a51b7e17
+POSITIONS: dict[str, Callable[[GPTConfig], Module]] = {
     "learned": LearnedPositions,
     "learned, offset": MovedPositions,
     "learned, randomised": partial(MovedPositions, move=random_choice),
@@ -244,15 +247,15 @@ def train_at_lengths(
         task, make_model, config, seed, every=250, n_validation=500, progress=progress
     )
 
-# %% ../nbs/08_rotary.ipynb #dcb6f6f9
+# %% ../nbs/08_rotary.ipynb #7afd234f
 def length_experiment(
-    kinds: dict[str, Callable] = POSITIONS,  # name -> makes the positions
+    kinds: dict[str, Callable[[GPTConfig], Module]] = POSITIONS,  # name -> makes the positions
     regimes: Sequence[Sequence[int]] = ((6,), (2, 3, 4, 5, 6)),  # lengths to train on
     seeds: Sequence[int] = (0, 1),
     lengths: Sequence[int] = tuple(range(3, 17)),  # lengths to test
     n: int = 400,  # held-out rows of each length
     progress: bool | None = None,  # show a bar over the runs; None: on a terminal
-    **settings: object,  # for `train_at_lengths`
+    **settings: Any,  # for `train_at_lengths`
 ) -> list[dict]:  # per run: positions, trained on, seed, accuracy by length, and the `Run`
     "Train every kind of positions in every regime with every seed, and test at every length."
     runs = [(kind, regime, seed) for regime in regimes for kind in kinds for seed in seeds]

@@ -8,7 +8,7 @@ __all__ = ['TRAIN', 'VALIDATION', 'HELD_OUT', 'SORT_CONFIG', 'all_rows', 'stable
            'sort_digits', 'Run', 'train_on', 'train_sorter', 'save_sorter', 'shipped_sorter', 'load_sorter',
            'sorter_origin']
 
-# %% ../nbs/06_sorting.ipynb #e21bdaae
+# %% ../nbs/06_sorting.ipynb #b3331a34
 import json
 import time
 from collections.abc import Callable
@@ -16,12 +16,14 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import Module
 
 from .generation import generate
 from .layers import check_sizes
@@ -167,9 +169,9 @@ def spread(
     "At most `n` of the rows, at equal distances from the first to the last."
     return rows[torch.linspace(0, len(rows) - 1, min(n, len(rows))).long()]
 
-# %% ../nbs/06_sorting.ipynb #78c4c2ef
+# %% ../nbs/06_sorting.ipynb #af8a20be
 def exactly_answered(
-    model: Callable[[Tensor], Tensor],
+    model: Module,
     questions: Int[Tensor, "N Q"],
     answers: Int[Tensor, "N A"],
     batch_size: int = 256,
@@ -177,15 +179,16 @@ def exactly_answered(
     """Whether greedy generation would answer each question without a mistake, found in one pass
     per batch."""
     right, tail = [], slice(questions.shape[1] - 1, None)
+    device = next(model.parameters()).device
     with evaluating(model):
         for parts in zip(questions.split(batch_size), answers.split(batch_size)):
-            idx, targets = with_answers(*parts)
+            idx, targets = (part.to(device) for part in with_answers(*parts))
             right.append((model(idx)[:, tail].argmax(-1) == targets[:, tail]).all(-1))
     return torch.cat(right)
 
-# %% ../nbs/06_sorting.ipynb #88ea7149
+# %% ../nbs/06_sorting.ipynb #2f11ec66
 def exactly_sorted(
-    model: Callable[[Tensor], Tensor],
+    model: Module,
     rows: Int[Tensor, "N length"],
     batch_size: int = 256,
 ) -> Bool[Tensor, "N"]:
@@ -222,9 +225,9 @@ class Run:
         "Steps done when the accuracy was first seen at `level` or above; None: never."
         return next((step for step, share in self.accuracy.items() if share >= level), None)
 
-# %% ../nbs/06_sorting.ipynb #a0da62a4
+# %% ../nbs/06_sorting.ipynb #6ea5cf8d
 def train_on(
-    task: object,  # with `batch_at(step, seed)` and `validation(n)`, as in `SortTask`
+    task: Any,  # with `batch_at(step, seed)` and `validation(n)`, as in `SortTask`
     make_model: Callable[[], GPT],
     config: TrainConfig,
     seed: int = 0,

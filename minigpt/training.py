@@ -170,7 +170,7 @@ class TrainConfig:
     def lr_at(self, step: int) -> float:
         return lr_at(step, self.steps, self.lr, self.warmup, self.floor)
 
-# %% ../nbs/05_training.ipynb #86d8260e
+# %% ../nbs/05_training.ipynb #30b8437f
 def train_step(
     model: Module,
     optimizer: AdamW,
@@ -179,7 +179,8 @@ def train_step(
     config: TrainConfig,
 ) -> float:  # the loss before the step
     "One step of training. Raises `NonFiniteLoss`, naming the step, if the loss is not finite."
-    loss = next_token_loss(model, *batch)
+    device = next(model.parameters()).device
+    loss = next_token_loss(model, *(part.to(device) for part in batch))
     value = loss.item()
     if not math.isfinite(value):
         raise NonFiniteLoss(f"loss is {value} at step {step}; the step was not taken")
@@ -195,7 +196,7 @@ def train_step(
 class NonFiniteLoss(FloatingPointError, ValueError):
     "The loss or its gradient became NaN or infinite; a `FloatingPointError` and a `ValueError`."
 
-# %% ../nbs/05_training.ipynb #ef84a99a
+# %% ../nbs/05_training.ipynb #a4ac5a63
 def train(
     model: Module,
     batch_at: Callable[[int], tuple],  # step -> (inputs, targets), both (B, T)
@@ -205,6 +206,7 @@ def train(
     stop: int | None = None,  # step to stop before; None: config.steps
     watch: Callable[[int, float], object] | None = None,  # called with (steps done, loss)
     progress: bool | None = None,  # show a bar; None: on a terminal
+    take_step: Callable[..., float] = train_step,  # what one step does
 ) -> list[float]:  # the loss of each step
     "Train a model in place. Leaves it in training mode."
     optimizer = optimizer or new_optimizer(model, config)
@@ -212,7 +214,7 @@ def train(
     model.train()
     with progress_bar(start, stop, progress) as bar:
         for step in range(start, stop):
-            losses.append(train_step(model, optimizer, batch_at(step), step, config))
+            losses.append(take_step(model, optimizer, batch_at(step), step, config))
             if watch is not None: watch(step + 1, losses[-1])
             bar.update(); bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
     return losses
@@ -227,13 +229,14 @@ def progress_bar(
     silent = bool(os.environ.get("TQDM_DISABLE"))
     return tqdm(total=stop, initial=start, disable=silent or (None if show is None else not show))
 
-# %% ../nbs/05_training.ipynb #dbb99e0f
+# %% ../nbs/05_training.ipynb #2809f5c5
 def new_optimizer(
     model: Module,
     config: TrainConfig,
 ) -> AdamW:
-    "The optimizer that `train` makes if it is given none."
-    return AdamW(decay_groups(model, config.weight_decay), config.lr, config.betas)
+    "The optimizer that `train` makes if it is given none: `AdamW`, or the model's own kind of it."
+    kind = getattr(model, "optimizer", AdamW)
+    return kind(decay_groups(model, config.weight_decay), config.lr, config.betas)
 
 # %% ../nbs/05_training.ipynb #2a7e610d
 @contextmanager
@@ -243,7 +246,7 @@ def seeded(seed: int) -> Iterator[None]:
         torch.manual_seed(seed)
         yield
 
-# %% ../nbs/05_training.ipynb #67540b30
+# %% ../nbs/05_training.ipynb #a0cdf2ab
 def evaluate(
     model: Module,
     batches: Iterable[tuple],  # pairs (inputs, targets), both (B, T)
@@ -251,9 +254,10 @@ def evaluate(
     """Mean loss over batches, in evaluation mode.
 
     Raises `ValueError` if there is nothing to count."""
-    total, count = 0.0, 0
+    total, count, device = 0.0, 0, next(model.parameters()).device
     with evaluating(model):
-        for idx, targets in batches:
+        for batch in batches:
+            idx, targets = (part.to(device) for part in batch)
             counted = (targets != -100).sum().item()
             if counted: total += next_token_loss(model, idx, targets).item() * counted
             count += counted

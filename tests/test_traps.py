@@ -247,8 +247,6 @@ def test_shapes_in_signatures_are_enforced():
         with pytest.raises(jaxtyping.TypeCheckError): call()
 
 
-LIKE_SDPA = {f"minigpt.ablations.{name}" for name in ("unscaled", "scaled_twice", "unmasked", "off_by_one")}  # still to be typed, with the next refresh of chapter 12; then the list goes
-
 
 def test_every_signature_says_what_it_takes():
     "jaymody/picoGPT commit 5c13762: a shape can be enforced only where it is written, so no parameter of a public function or forward goes without its type."
@@ -259,7 +257,7 @@ def test_every_signature_says_what_it_takes():
             if not inspect.isfunction(function): continue
             parameters = [p for p in inspect.signature(function).parameters.values() if p.name != "self" and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
             untyped += [f"{module.__name__}.{name}({p.name})" for p in parameters if p.annotation is p.empty]
-    assert sorted({name.split("(")[0] for name in untyped}) == sorted(LIKE_SDPA), untyped
+    assert untyped == []
 
 
 # Past the context
