@@ -5,7 +5,7 @@ PORT ?= 8000
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help book test test-slow serve refresh clean environment
+.PHONY: help book test test-slow bench serve refresh clean environment
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -18,6 +18,9 @@ test: environment ## run everything that proves the book, except what is slow
 
 test-slow: environment ## run the slow tests: the slow cells, a wheel in an empty environment, nbdev 3
 	@$(PY) -m pytest -m slow
+
+bench: environment ## race our models against others on this machine, some minutes
+	@OMP_NUM_THREADS=1 $(PY) -m minigpt.speed
 
 serve: environment ## serve _docs/ at http://127.0.0.1:8000, or on the port that PORT=... names
 	@$(PY) -m tools serve --port $(PORT)

@@ -11,7 +11,7 @@ import importlib
 # %% ../nbs/00_notation.ipynb #4c530cbf
 __version__ = "0.1.0"
 
-# %% ../nbs/00_notation.ipynb #39c0fbe9
+# %% ../nbs/00_notation.ipynb #099ccf3a
 _PUBLIC = {
     "model": "GPT GPTConfig PRESETS Block parameter_table trace_shapes attention_maps",
     "attention": "sdpa MultiHeadAttention",
@@ -23,6 +23,10 @@ _PUBLIC = {
     "grokking": "ModularTask grok",
     "language": "CharTokenizer TextTask train_text write",
     "ablations": "Ablation ablate",
+    "checkpoints": "Checkpoint save_checkpoint load_checkpoint newest",
+    "speed": "fused by_hand verification fast_cached",
+    "gpt2": "load_gpt2 to_gpt2",
+    "distributed": "Team process_group team_model team_step",
 }
 _HOME = {name: module for module, names in _PUBLIC.items() for name in names.split()}
 _MODULES = ("layers", "generation", *_PUBLIC, "pictures", "checks")

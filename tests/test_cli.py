@@ -1,0 +1,222 @@
+"""The command line, as a user meets it: each command in a process of its own, its exit code, what it says and what it leaves on the disk."""
+
+import csv
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+
+import minigpt.__main__ as program
+from minigpt.checkpoints import checkpoints, load_checkpoint, newest
+
+TEXT = "The quick brown fox jumps over the lazy dog.\n" * 60
+
+
+def minigpt(*words: object, code: int = 0, **how) -> subprocess.CompletedProcess:
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
+    done = subprocess.run([sys.executable, "-m", "minigpt", *map(str, words)], capture_output=True, text=True, env=environment, timeout=300, **how)
+    assert done.returncode == code, (done.returncode, done.stdout, done.stderr)
+    if code == 1: assert done.stderr.startswith("minigpt: ") and done.stderr.count("\n") == 1, done.stderr
+    return done
+
+
+def bits(folder: Path) -> list[bytes]:
+    found = load_checkpoint(newest(folder))
+    return [p.detach().numpy().tobytes() for p in found.model.parameters()] + [t.numpy().tobytes() for _, t in sorted(found.training.items())]
+
+
+def log(folder: Path) -> list[list[str]]:
+    "The log without its last column, the speed."
+    with open(folder / "log.csv", newline="") as file: return [row[:-1] for row in csv.reader(file)]
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    (tmp_path / "fox.txt").write_text(TEXT)
+    return tmp_path / "fox.txt"
+
+
+# Commands that only say something
+
+
+@pytest.mark.parametrize("digits, want", [("3 1 4 1 5 9", "1 1 3 4 5 9"), ("999998", "8 9 9 9 9 9"), ("00 00 00", "0 0 0 0 0 0")])
+def test_sort(digits: str, want: str): assert minigpt("sort", *digits.split()).stdout.splitlines()[-1] == want
+
+
+def test_sort_takes_little_longer_than_torch():
+    "Ratios of one run, in turns: a command that loads the plotting or another framework would show."
+    def seconds(*words):
+        start = time.perf_counter()
+        subprocess.run([sys.executable, *words], check=True, capture_output=True)
+        return time.perf_counter() - start
+    pairs = [(seconds("-c", "import torch"), seconds("-m", "minigpt", "sort", "314159")) for _ in range(3)]
+    assert min(ours / torch_alone for torch_alone, ours in pairs) < 2.5
+    heavy = minigpt_modules("import minigpt.__main__")
+    assert not {"matplotlib", "transformers", "pandas"} & heavy
+
+
+def minigpt_modules(code: str) -> set[str]:
+    said = subprocess.run([sys.executable, "-c", f"import sys; {code}; print(*sys.modules)"], check=True, capture_output=True, text=True).stdout
+    return {name.split(".")[0] for name in said.split()}
+
+
+def test_verify_shapes_params():
+    said = minigpt("verify").stdout
+    assert said.count("equal") == 11 and torch.__version__ in said and "layer norm" in said
+    assert "(1, 4, 8, 8)" in minigpt("shapes").stdout and "470,528" in minigpt("params").stdout
+    assert "152,064" in minigpt("params", "--config", "sorter").stdout
+
+
+@pytest.mark.parametrize("command", [[], ["verify"], ["shapes"], ["params"], ["sort"], ["train"], ["sample"]])
+def test_help(command: list[str]):
+    said = minigpt(*command, "--help").stdout
+    assert "usage: minigpt" in said and (not command or "--seed" in said and "--device" in said)
+
+
+# A run, stopped and resumed
+
+
+@contextmanager
+def stopping_at(step: int, monkeypatch: pytest.MonkeyPatch):
+    "In this process: as if Ctrl-C came in the middle of a step."
+    asked = iter(range(1, 10**6))
+    @contextmanager
+    def interruptible(): yield lambda: next(asked) == step
+    with monkeypatch.context() as patched:
+        patched.setattr(program, "interruptible", interruptible)
+        yield
+
+
+@pytest.mark.parametrize("job", ["sort", "add", "grok", "text"])
+def test_every_job_trains_resumes_and_samples(tmp_path: Path, text: Path, job: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    "2N steps are N steps, a stop and N more: same weights, averages, random numbers and log."
+    more = ["--text", str(text)] if job == "text" else []
+    def train(name, *words): return program.main(["train", job, *more, *"--steps 8 --every 2 --save-every 3 --seed 4 --out".split(), str(tmp_path / name), *words])
+    assert train("whole") == 0
+    with stopping_at(5, monkeypatch): assert train("halves") == 130
+    said = capsys.readouterr().err
+    assert "stopped after 5 steps" in said and "--resume" in said and newest(tmp_path / "halves").name == "step-00000005"
+    assert train("halves", "--resume") == 0
+    assert bits(tmp_path / "halves") == bits(tmp_path / "whole") and log(tmp_path / "halves") == log(tmp_path / "whole")
+    assert [row[0] for row in log(tmp_path / "whole")] == ["step", "2", "4", "6", "8"] and len(checkpoints(tmp_path / "whole")) == 2
+    assert (tmp_path / "whole" / "loss.svg").read_text().startswith("<?xml")
+    capsys.readouterr()
+    prompt = {"sort": "314159", "add": "457+589=", "grok": "5 3", "text": "The"}[job]
+    texts = [(program.main(["sample", str(tmp_path / "whole"), "--prompt", prompt, "--seed", seed]), capsys.readouterr().out)[1] for seed in "112"]
+    assert texts[0].startswith(prompt) and texts[0] == texts[1] and len(texts[0].strip()) > len(prompt)
+
+
+def test_fused_training_agrees_and_is_not_mixed_up(tmp_path: Path, capsys: pytest.CaptureFixture):
+    def train(name, *words): return program.main(["train", "sort", *"--steps 6 --every 3 --out".split(), str(tmp_path / name), *words])
+    assert train("ours") == train("theirs", "--fused") == 0
+    a, b = (load_checkpoint(newest(tmp_path / name)).model for name in ("ours", "theirs"))
+    assert max((p - q).abs().max().item() for p, q in zip(a.parameters(), b.parameters())) < 1e-3
+    assert train("theirs", "--resume") == 1 and "how differs" in capsys.readouterr().err
+    assert train("half", "--bf16") == 0 and all(p.dtype == torch.float32 for p in load_checkpoint(newest(tmp_path / "half")).model.parameters())
+
+
+@pytest.mark.unenforced
+def test_a_compiled_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    "Compiled by the backend that needs no compiler: the same training, and a checkpoint of the plain model."
+    compile = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model: compile(model, backend="eager"))
+    for name, words in (("plain", []), ("compiled", ["--compile"])):
+        assert program.main(["train", "sort", *"--steps 6 --every 3 --out".split(), str(tmp_path / name), *words]) == 0
+    a, b = (load_checkpoint(newest(tmp_path / name)).model for name in ("plain", "compiled"))
+    assert max((p - q).abs().max().item() for p, q in zip(a.parameters(), b.parameters())) < 1e-4
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path):
+    "A real signal to a real process."
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "minigpt", "train", "sort", "--steps", "5000", "--every", "2", "--out", str(out)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    deadline = time.monotonic() + 120
+    while not (out / "log.csv").exists() or len(log(out)) < 3:
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    step = int(newest(out).name.removeprefix("step-"))
+    assert process.returncode == 130 and f"stopped after {step} steps, saved" in said and "--resume" in said and "Traceback" not in said
+    assert 4 <= step < 5000
+
+
+# What goes wrong is one sentence
+
+
+@pytest.mark.parametrize("words, parts", [
+    (["sort", "3", "1"], ["6 digits", "3 1"]), (["sort", "a", "b", "c", "d", "e", "f"], ["6 digits"]), (["sort", "314159", "--device", "cuda"], ["--device", "cuda", "cpu"]),
+    (["sample", "DIR/none"], ["DIR/none", "no checkpoint"]), (["train", "text", "--text", "DIR/none.txt"], ["none.txt", "No such file"]),
+    (["train", "text", "--text", "DIR/empty.txt"], ["empty.txt", "empty"]), (["train", "text", "--text", "DIR/binary"], ["binary", "UTF-8"]),
+    (["train", "text", "--text", "DIR/short.txt"], ["text", "context_length"]), (["train", "sort", "--text", "DIR/short.txt"], ["--text", "train text"]),
+    (["train", "sort", "--steps", "0", "--out", "DIR/x"], ["steps", "at least 1", "0"]), (["train", "sort", "--every", "0", "--out", "DIR/x"], ["every", "at least 1"]),
+    (["train", "sort", "--config", "nonsense"], ["--config", "nonsense", "reading"]), (["train", "sort", "--config", "DIR/short.txt"], ["--config", "JSON"]),
+    (["train", "sort", "--config", "DIR/list.json"], ["--config", "object"]), (["train", "sort", "--config", "DIR/odd.json"], ["--config", "width"]),
+    (["train", "sort", "--config", "DIR/bad.json", "--out", "DIR/x"], ["n_heads=5", "d_model=64"]), (["train", "sort", "--resume", "--out", "DIR/none"], ["DIR/none", "no checkpoint"]),
+    (["train", "sort", "--out", "DIR/short.txt"], ["short.txt", "exists"]), (["sample", "DIR/done", "--prompt", "31x"], ["--prompt", "'x'", "vocabulary"]),
+    (["sample", "DIR/done", "--prompt", "31", "--temperature", "-1"], ["temperature", "-1"]), (["train", "sort", "--out", "DIR/done"], ["DIR/done", "--resume"]),
+    (["train", "sort", "--steps", "9", "--resume", "--out", "DIR/done"], ["settings", "resume"]), (["train", "add", "--steps", "2", "--resume", "--out", "DIR/done"], ["job"]),
+    (["train", "sort", "--steps", "2", "--seed", "1", "--resume", "--out", "DIR/done"], ["seed"]), (["sample", "DIR/done", "--tokens", "-1", "--prompt", "3"], ["n_tokens", "-1"]),
+])
+@pytest.mark.unenforced
+def test_one_sentence(done: Path, words: list[str], parts: list[str], capsys: pytest.CaptureFixture):
+    (done / "short.txt").write_text("too short")
+    (done / "empty.txt").write_text("")
+    (done / "binary").write_bytes(bytes(range(256)))
+    (done / "list.json").write_text("[]")
+    (done / "odd.json").write_text('{"model": {"width": 3}}')
+    (done / "bad.json").write_text('{"model": {"n_heads": 5}}')
+    assert program.main([word.replace("DIR", str(done)) for word in words]) == 1
+    said = capsys.readouterr().err.replace(str(done), "DIR")
+    assert said.startswith("minigpt: ") and said.count("\n") == 1 and all(part in said for part in parts), said
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    "A folder with a finished run in it."
+    folder = tmp_path_factory.mktemp("runs")
+    assert program.main(["train", "sort", "--steps", "2", "--out", str(folder / "done")]) == 0
+    return folder
+
+
+def test_unknown_words_are_explained(capsys: pytest.CaptureFixture):
+    for words in (["trian"], ["train", "chess"], ["sort", "1", "--colour"], []):
+        with pytest.raises(SystemExit) as caught: program.main(words)
+        assert caught.value.code == 2 and "usage: minigpt" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.name != "posix", reason="limits of a process")
+def test_a_full_disk_is_one_sentence_and_loses_nothing(tmp_path: Path):
+    "A process that may write no file of more than 100 kB, as on a disk that is nearly full."
+    def limit():
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+    out = tmp_path / "run"
+    said = minigpt("train", "sort", "--steps", 4, "--save-every", 2, "--out", out, code=1, preexec_fn=limit).stderr
+    assert "cannot be written" in said or "File too large" in said
+    assert [p.name for p in out.iterdir()] == ["log.csv"]
+    minigpt("train", "sort", "--steps", 4, "--save-every", 2, "--out", out)
+    before = bits(out)
+    minigpt("train", "sort", "--steps", 4, "--save-every", 2, "--out", out, "--resume", preexec_fn=limit)
+    assert bits(out) == before
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write everywhere")
+def test_a_folder_that_cannot_be_written(tmp_path: Path):
+    tmp_path.chmod(0o500)
+    assert "Permission denied" in minigpt("train", "sort", "--steps", 2, "--out", tmp_path / "run", code=1).stderr
+
+
+def test_another_text_is_not_gone_on_with(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture):
+    def train(*words): return program.main(["train", "text", "--text", str(text), *"--steps 4 --every 2 --out".split(), str(tmp_path / "run"), *words])
+    assert train() == 0
+    text.write_text(TEXT.replace("quick", "kciuq"))  # the same alphabet, the same length
+    assert train("--resume") == 1 and "source differs" in capsys.readouterr().err
