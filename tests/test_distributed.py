@@ -53,7 +53,7 @@ def test_two_processes_are_one_with_the_whole_batch(text: Path, tmp_path: Path):
 
 
 def test_a_killed_worker_ends_the_run_and_any_number_goes_on(text: Path, tmp_path: Path):
-    how, out = ["--text", text, "--steps", 400, "--every", 100, "--save-every", 5, "--seed", 1], tmp_path / "run"
+    how, out = ["--text", text, "--steps", 120, "--every", 40, "--save-every", 5, "--seed", 1], tmp_path / "run"
     process = subprocess.Popen(command(2, *how, "--out", out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     deadline = time.monotonic() + 120
     while not (out.exists() and checkpoints(out)):
@@ -65,11 +65,11 @@ def test_a_killed_worker_ends_the_run_and_any_number_goes_on(text: Path, tmp_pat
     _, said = process.communicate(timeout=120)
     assert process.returncode not in (0, None) and ("another process of this run has ended" in said or "SIGKILL" in said or "Signal 9" in said)
     at = load_checkpoint(newest(out)).step
-    assert 5 <= at < 400
+    assert 5 <= at < 120
     team(1, *how, "--out", out, "--resume")  # by another number of processes
-    assert load_checkpoint(newest(out)).step == 400
+    assert load_checkpoint(newest(out)).step == 120
     steps, losses = zip(*(map(float, line.split(",")[:2]) for line in (out / "log.csv").read_text().splitlines()[1:]))
-    assert steps == (100, 200, 300, 400) and losses[-1] < losses[0]
+    assert steps == (40, 80, 120) and losses[-1] < losses[0]
 
 
 def test_a_batch_that_cannot_be_shared():
