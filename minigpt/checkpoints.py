@@ -123,11 +123,11 @@ def random_states() -> dict[str, Tensor]:
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     return {"random.cpu": torch.get_rng_state()} | {f"random.{i}": s for i, s in enumerate(gpus)}
 
-# %% ../nbs/13_checkpoints.ipynb #b1b5fb4f
+# %% ../nbs/13_checkpoints.ipynb #3f5d5a76
 def fingerprint(path: Path) -> dict:
     "Size and SHA-256 of a file, read in pieces."
     found = hashlib.sha256()
-    with open(path, "rb") as file:
+    with path.open("rb") as file:
         while piece := file.read(2**20): found.update(piece)
     return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
 

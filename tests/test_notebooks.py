@@ -40,9 +40,15 @@ def nbdev_test(root: Path, into: Path, flags: str = "") -> tuple[dict[str, list[
 
 
 def code_cells(root: Path, slow: bool) -> dict[str, list[str]]:
-    "The ids of all code cells that hold code, whether or not something switches them off."
-    return {path.name: [c["id"] for c in notebooks.read(path)["cells"] if c["cell_type"] == "code" and notebooks.split(c)[1].strip() and (slow or not notebooks.slow(c))]
+    "The ids of all code cells that hold code, whether or not something switches them off, but for the two kinds that must not run here."
+    return {path.name: [c["id"] for c in notebooks.read(path)["cells"] if c["cell_type"] == "code" and notebooks.split(c)[1].strip() and (slow or not notebooks.slow(c)) and not elsewhere(c)]
             for path in notebooks.paths(root)}
+
+
+def elsewhere(cell: dict) -> bool:
+    "Whether a cell is for other places: what a module does as a program (a notebook is called `__main__`, too), and the installation on Colab."
+    code = notebooks.split(cell)[1].strip()
+    return cell["id"] == notebooks.INSTALL or code.startswith('if __name__ == "__main__": ') and "\n" not in code
 
 
 def state(root: Path) -> dict[str, str]:
