@@ -101,11 +101,14 @@ def test_one_graph_and_no_numbers_on_the_meta_device():
         with pytest.raises(ValueError, match="ids are on cpu, the table on meta"): meta(idx)
 
 
-def test_half_precision_by_autocast():
+@pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
+def test_half_precision_by_autocast(half: torch.dtype):
+    "Near the loss in float32, with gradients in float32; float16 where this device multiplies in it."
     for model in pair(torch.float32):
-        with torch.autocast("cpu", torch.bfloat16): loss = next_token_loss(model, torch.ones(2, 12).long(), torch.ones(2, 12).long())
+        exact = next_token_loss(model, torch.ones(2, 12).long(), torch.ones(2, 12).long()).item()
+        with torch.autocast("cpu", half): loss = next_token_loss(model, torch.ones(2, 12).long(), torch.ones(2, 12).long())
         loss.backward()
-        assert torch.isfinite(loss) and all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
+        assert abs(loss.item() - exact) < 0.02 and all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in model.parameters())
 
 
 # The fast engine
