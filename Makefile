@@ -20,7 +20,7 @@ test-slow: environment ## run the slow tests: the slow cells, a wheel in an empt
 	@$(PY) -m pytest -m slow
 
 bench: environment ## race our models against others on this machine, some minutes
-	@OMP_NUM_THREADS=1 $(PY) -m minigpt.speed
+	@OMP_NUM_THREADS=1 $(PY) -m tools bench
 
 serve: environment ## serve _docs/ at http://127.0.0.1:8000, or on the port that PORT=... names
 	@$(PY) -m tools serve --port $(PORT)

@@ -67,6 +67,29 @@ def serve(args: argparse.Namespace) -> None:
     except OSError as error: raise chapters.Failed(f"port {args.port}: {error.strerror}; make serve PORT=8001 takes another one") from None
 
 
+def bench(args: argparse.Namespace) -> None:
+    "The races of chapter 14 on this machine: ratios, the share of the machine's limit, memory."
+    import statistics
+    from dataclasses import replace
+
+    import torch
+    from minigpt import speed
+    from minigpt.pictures import Table
+
+    torch.set_num_threads(1)
+    limit = speed.matmul_limit()
+    print(f"a product of two matrices: {limit / 1e9:.1f} GFLOP per second")
+    for name, size in speed.SIZES.items():
+        times = speed.race(speed.contestants(*size), args.rounds)
+        share = {who: speed.step_operations(*size) / statistics.median(taken) / limit for who, taken in times.items()}
+        rows = [row | {"% of the limit": round(100 * share[row[""]]), "MB": "-" if "compiled" in row[""] else str(round(speed.peak_memory(name, row[""])))}
+                for row in speed.ratios(times, "transformers")]
+        print(f"\ntraining steps, {name}, batch {size[1]}\n{Table(rows)}", flush=True)
+    reading = replace(speed.SIZES["2 x 128"][0], context_length=256)
+    for name, config in (("2 x 128", reading), ("6 x 384", speed.SIZES["6 x 384"][0])):
+        print(f"\ngeneration of 200 tokens, {name}\n{Table(speed.ratios(speed.race(speed.writers(config), max(2, args.rounds // 2)), 'transformers'))}", flush=True)
+
+
 COMMANDS = {
     "book": (book, "export, run what is out of date, write README.md, render the site into _docs"),
     "export": (export, "write minigpt/ from the notebooks"),
@@ -77,6 +100,7 @@ COMMANDS = {
     "lint": (lint, "look for library layers in by-hand code, and for breaches of the house style"),
     "site": (render, "render the notebooks as they are"),
     "serve": (serve, "serve the rendered site"),
+    "bench": (bench, "race our models against others on this machine"),
 }
 
 
@@ -89,6 +113,7 @@ def main() -> None:
         if name in ("run", "refresh"): command.add_argument("--only", action="append", default=[], metavar="nbs/02_attention.ipynb", help="this notebook only; may be repeated")
         if name == "run": command.add_argument("--no-slow", action="store_true", help="leave slow cells as they are, even those out of date")
         if name == "status": command.add_argument("--all", action="store_true", help="every reason, not only the first five")
+        if name == "bench": command.add_argument("--rounds", type=int, default=15)
         if name == "serve": command.add_argument("--port", type=int, default=8000)
     args = parser.parse_args()
     try: args.function(args)
