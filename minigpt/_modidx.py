@@ -90,6 +90,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                      'minigpt.checkpoints.newest': ('checkpoints.html#newest', 'minigpt/checkpoints.py'),
                                      'minigpt.checkpoints.random_states': ('checkpoints.html#random_states', 'minigpt/checkpoints.py'),
                                      'minigpt.checkpoints.read_state': ('checkpoints.html#read_state', 'minigpt/checkpoints.py'),
+                                     'minigpt.checkpoints.same_parts': ('checkpoints.html#same_parts', 'minigpt/checkpoints.py'),
                                      'minigpt.checkpoints.save_checkpoint': ('checkpoints.html#save_checkpoint', 'minigpt/checkpoints.py'),
                                      'minigpt.checkpoints.seal': ('checkpoints.html#seal', 'minigpt/checkpoints.py'),
                                      'minigpt.checkpoints.unflattened': ('checkpoints.html#unflattened', 'minigpt/checkpoints.py'),

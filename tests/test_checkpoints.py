@@ -125,6 +125,21 @@ def test_an_interrupted_save_leaves_nothing_behind(monkeypatch: pytest.MonkeyPat
     assert list(tmp_path.iterdir()) == [before] and newest(tmp_path) == before and load_checkpoint(before).step == 1
 
 
+def test_a_second_checkpoint_of_a_step_neither_replaces_nor_is_lost(tmp_path: Path):
+    model, optimizer = fresh()
+    first = save_checkpoint(tmp_path, model, optimizer, 4)
+    assert save_checkpoint(tmp_path, model, optimizer, 4) == first
+    with torch.no_grad(): model.lm_head.weight.add_(1)
+    with pytest.raises(FileExistsError, match="another checkpoint of this step"): save_checkpoint(tmp_path, model, optimizer, 4)
+    assert list(tmp_path.iterdir()) == [first] and not equal(load_checkpoint(first).model, model)
+
+
+def test_without_an_optimizer_there_is_nothing_to_go_on_from(tmp_path: Path):
+    model, optimizer = fresh()
+    found = load_checkpoint(save_checkpoint(tmp_path, model))
+    with pytest.raises(CheckpointError, match="no optimizer was saved"): found.restore(optimizer)
+
+
 def test_stray_files_are_ignored(copied: Path):
     folder = copied.parent
     for name in ("step-x", "step-00000009", ".new-abc", "notes"): (folder / name).mkdir()
