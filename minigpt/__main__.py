@@ -281,7 +281,7 @@ def described(job: Job, options: Options) -> dict:
         "vocabulary": job.vocabulary,
     }
 
-# %% ../nbs/15_command_line.ipynb #115ece5d
+# %% ../nbs/15_command_line.ipynb #afdea3e3
 def run(
     job: Job,
     out: Path,  # the folder of the run; made if it is missing
@@ -306,7 +306,7 @@ def run(
         trained, take = engine(model, options, team)
         bar = None if team.first else False
         train(trained, batch_at, job.settings, optimizer, step, None, watch, bar, take)
-    save(job.settings.steps)
+    if step < job.settings.steps: save(job.settings.steps)
     if team.first: plot(out / "log.csv", out / "loss.svg", job.measures)
     return model.eval()
 
