@@ -11,12 +11,12 @@ import importlib
 # %% ../nbs/00_notation.ipynb #4c530cbf
 __version__ = "0.1.0"
 
-# %% ../nbs/00_notation.ipynb #099ccf3a
+# %% ../nbs/00_notation.ipynb #ca799b2b
 _PUBLIC = {
     "model": "GPT GPTConfig PRESETS Block parameter_table trace_shapes attention_maps",
     "attention": "sdpa MultiHeadAttention",
     "cache": "KVCache generate",
-    "training": "AdamW TrainConfig train evaluate",
+    "training": "AdamW TrainConfig train evaluate pick_device",
     "sorting": "SortTask train_sorter load_sorter sort_digits",
     "rotary": "RotaryPositions train_at_lengths",
     "addition": "AddTask train_adder",

@@ -150,7 +150,7 @@ def join_wrongly(x: Float[Tensor, "B H T d"]) -> Float[Tensor, "B T C"]:
     "Heads put together without the transpose: positions are mixed up."
     return x.reshape(len(x), x.shape[2], -1)
 
-# %% ../nbs/12_ablations.ipynb #2f8b3312
+# %% ../nbs/12_ablations.ipynb #f0932395
 @dataclass(frozen=True)
 class Ablation:
     "A GPT with something changed. The defaults change nothing."
@@ -166,19 +166,21 @@ class Ablation:
     warmup: bool = True
 
     def model(self, config: GPTConfig) -> GPT:
+        "A new model of this kind, its weights drawn from the global generator."
         model = GPT(config, block=self.make_block, positions=self.positions)
         if not self.norms or self.block is PostNormBlock: model.ln_f = NoNorm()
         if self.std != 0.02: init_weights(model, self.std)
         return model
 
     def make_block(self, config: GPTConfig) -> Block:
+        "One block with the changes that concern blocks, for `GPT`."
         block, parts = self.block(config), (self.kernel, self.split, self.join)
         if parts != (sdpa, split_heads, join_heads): block.attn = KernelAttention(config, *parts)
         if not self.norms: block.ln_1, block.ln_2 = NoNorm(), NoNorm()
         return block
 
-# %% ../nbs/12_ablations.ipynb #8538e2e4
-ABLATIONS = {
+# %% ../nbs/12_ablations.ipynb #a77e2011
+ABLATIONS = {  # name -> what is taken out or done otherwise
     "as built": Ablation(),
     "no norms": Ablation("no layer norm anywhere", norms=False),
     "no residuals": Ablation("sublayers replace the stream", NoResidualBlock),
@@ -195,8 +197,8 @@ ABLATIONS = {
     "N(0, 1), no scale": Ablation("the same without the scale", kernel=unscaled, std=1.0),
 }
 
-# %% ../nbs/12_ablations.ipynb #9b78bea1
-BUGS = {
+# %% ../nbs/12_ablations.ipynb #f463368f
+BUGS = {  # name -> a mistake that raises no error
     "scale 1/d": Ablation("scores divided by d, not by its root", kernel=scaled_twice),
     "mask off by one": Ablation("sees the next position as well", kernel=off_by_one),
     "view on the wrong axis": Ablation("heads cut without a transpose", split=split_wrongly),
@@ -221,7 +223,8 @@ def questions(task: SortTask, n: int) -> tuple[Int[Tensor, "N length"], Int[Tens
     "At most `n` validation rows and the same rows in order."
     return task.validation(n)
 
-# %% ../nbs/12_ablations.ipynb #5085ccb9
+# %% ../nbs/12_ablations.ipynb #d0c11d3e
+# settings of every run of the study
 ABLATION_CONFIG = TrainConfig(steps=300, lr=2e-3, warmup=50, betas=(0.9, 0.99))
 
 # %% ../nbs/12_ablations.ipynb #562163c9

@@ -30,16 +30,16 @@ from minigpt.sorting import (
 from .sorting import train_on, with_answers
 from .training import TrainConfig
 
-# %% ../nbs/09_addition.ipynb #4f4cc150
+# %% ../nbs/09_addition.ipynb #5c287a01
 def to_numbers(
     digits: Int[Tensor, "N D"],  # most significant first
     base: int = 10,
 ) -> Int[Tensor, "N"]:
     "The numbers that rows of digits stand for."
-    places = base ** torch.arange(digits.shape[1] - 1, -1, -1)
+    places = base ** torch.arange(digits.shape[1] - 1, -1, -1, device=digits.device)
     return (digits * places).sum(-1)
 
-# %% ../nbs/09_addition.ipynb #45b298fa
+# %% ../nbs/09_addition.ipynb #640d05cf
 def to_digits(
     numbers: Int[Tensor, "N"],  # from 0 to base ** n_digits - 1
     n_digits: int,
@@ -48,7 +48,8 @@ def to_digits(
     "The digits of numbers, most significant first. Raises `ValueError` outside the range."
     if len(numbers) and not 0 <= int(numbers.min()) <= int(numbers.max()) < base**n_digits:
         raise ValueError(f"numbers must lie in [0, {base**n_digits}) for n_digits={n_digits}")
-    return numbers[:, None] // base ** torch.arange(n_digits - 1, -1, -1) % base
+    places = base ** torch.arange(n_digits - 1, -1, -1, device=numbers.device)
+    return numbers[:, None] // places % base
 
 # %% ../nbs/09_addition.ipynb #647ccab5
 def sum_question(
@@ -129,7 +130,7 @@ def sums_of(
     def draw(k): return random_pairs(k, n_digits, base, chains, generator)
     return draw_rows(draw, n, part, part_of_sum)
 
-# %% ../nbs/09_addition.ipynb #0e28d3b4
+# %% ../nbs/09_addition.ipynb #b9ddff53
 @dataclass(frozen=True)
 class AddTask:
     "Which sums are learnt, and how they are written. Raises `ValueError` if that makes no task."
@@ -148,7 +149,7 @@ class AddTask:
         self.questions(torch.zeros(1, 2 * self.n_digits, dtype=torch.long))  # refuses an order
 
     def questions(self, pairs: Tensor) -> tuple[Int[Tensor, "N Q"], Int[Tensor, "N A"]]:
-        "Questions and answers of given pairs, as `sum_question`."
+        "Questions and answers of pairs (N, 2D), as `sum_question`."
         return sum_question(pairs, self.base, self.order)
 
     def batch_at(self, step: int, seed: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
@@ -181,7 +182,7 @@ def train_adder(
     model_config = model_config or adder_config(task)
     return train_on(task, lambda: GPT(model_config), config, seed, every, n_validation, progress)
 
-# %% ../nbs/09_addition.ipynb #e5d4d225
+# %% ../nbs/09_addition.ipynb #04d5d3ab
 def add(
     model: GPT,  # a trained adder
     pairs: Int[Tensor, "N digits"],
@@ -192,7 +193,7 @@ def add(
     Raises `ValueError` for numbers of another length than the task's."""
     if pairs.ndim != 2 or pairs.shape[1] != 2 * task.n_digits:
         raise ValueError(f"pairs must be (N, {2 * task.n_digits}), got {tuple(pairs.shape)}")
-    questions, _ = task.questions(pairs)
+    questions, _ = task.questions(pairs.to(next(model.parameters()).device))
     answers = generate(model, questions, task.n_digits + 1, temperature=0)[
         :, questions.shape[1] :
     ]

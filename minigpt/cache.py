@@ -21,7 +21,7 @@ from .layers import check_sizes
 from .model import GPT, GPTConfig, evaluating
 from .training import progress_bar, seeded
 
-# %% ../nbs/07_cache.ipynb #d7c9fa02
+# %% ../nbs/07_cache.ipynb #ab9ead4d
 class KVCache:
     """Keys and values of the positions that a model has seen: memory (L, 2, B, H, capacity, d).
 
@@ -34,8 +34,7 @@ class KVCache:
         batch_size: int = 1,
         capacity: int | None = None,  # most positions to store; None: the model's context
     ):
-        config, weight = model.config, model.token_embedding.weight
-        limit = config.context_length
+        config, weight, limit = model.config, model.lm_head.weight, model.config.context_length
         capacity = limit if capacity is None else capacity
         check_sizes(batch_size=batch_size, capacity=capacity)
         if capacity > limit:
@@ -52,12 +51,13 @@ class KVCache:
 
     def crop(self, n: int) -> None:
         "Keep the first `n` positions and forget the others."
-        stored = min(self.lengths)
-        if not 0 <= n <= stored:
+        if not (stored := min(self.lengths)) >= n >= 0:
             raise ValueError(f"n must lie between 0 and the {stored} positions stored, got {n}")
         self.lengths = [n] * len(self.lengths)
 
-    def reset(self) -> None: self.crop(0)
+    def reset(self) -> None:
+        "Forget every position."
+        self.crop(0)
 
 # %% ../nbs/07_cache.ipynb #4b427c4b
 def store(
@@ -132,7 +132,7 @@ def in_common(
     n = min(a.shape[1], b.shape[1])
     return int((a[:, :n] == b[:, :n]).all(0).cumprod(0).sum())
 
-# %% ../nbs/07_cache.ipynb #f4da7e9e
+# %% ../nbs/07_cache.ipynb #b20cbf4b
 def generate(
     model: GPT,
     idx: Int[Tensor, "B T"],  # prompts, at least one token each
@@ -143,10 +143,10 @@ def generate(
     seed: int | None = None,  # None: draw from torch's global generator
     engine: Callable[[GPT], Callable] = cached,  # makes what computes the next logits
 ) -> Int[Tensor, "B T_plus_n"]:  # prompts with their continuations
-    "`generation.generate` with a KV cache: the same tokens, but for rounding, sooner."
+    "`generation.generate` with a KV cache: the same tokens, but for rounding, sooner. Raises as it."
     return generation.generate(model, idx, n_tokens, temperature, top_k, top_p, seed, engine)
 
-# %% ../nbs/07_cache.ipynb #e01ce6d4
+# %% ../nbs/07_cache.ipynb #e052e1f1
 def step_seconds(
     model: GPT,
     length: int,  # tokens that the text has, at most the context
@@ -160,19 +160,20 @@ def step_seconds(
     limit = model.config.context_length
     if not 1 <= length <= limit:
         raise ValueError(f"length must lie between 1 and context_length={limit}, got {length}")
-    idx = (torch.arange(length) % model.config.vocab_size).expand(batch_size, -1)
+    text = torch.arange(length, device=model.lm_head.weight.device) % model.config.vocab_size
+    idx = text.expand(batch_size, -1)
     with evaluating(model):
         steps = [engine(model) for engine in engines]
         for step in steps * 2: step(idx)  # the first goes are slow, and fill the cache
         times = [[timed(step, idx) for step in steps] for _ in range(repeats)]
     return [statistics.median(column) for column in zip(*times)]
 
-# %% ../nbs/07_cache.ipynb #2c8854c7
+# %% ../nbs/07_cache.ipynb #2765d802
 def timed(
     f: Callable,
     *args: object,  # what it is called with
 ) -> float:
-    "Seconds that one call takes."
+    "Seconds that one call takes, on the CPU: nothing waits for a GPU."
     start = time.perf_counter()
     f(*args)
     return time.perf_counter() - start

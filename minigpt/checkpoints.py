@@ -8,7 +8,7 @@ __all__ = ['MODEL', 'TRAINING', 'STATE', 'FORMAT', 'FIELDS', 'flattened', 'unfla
            'check_parts', 'empty_model', 'check_shapes', 'Checkpoint', 'load_checkpoint', 'checkpoints', 'newest',
            'keep']
 
-# %% ../nbs/13_checkpoints.ipynb #e9693117
+# %% ../nbs/13_checkpoints.ipynb #6ea08412
 import hashlib
 import json
 import os
@@ -26,6 +26,7 @@ from torch.nn import Module
 
 from . import __version__
 from .language import describe_positions, make_positions
+from .layers import check_sizes
 from .model import GPT, GPTConfig
 from .training import AdamW, seeded
 
@@ -63,7 +64,7 @@ def bare(model: Module) -> Any:
         if isinstance(inner := getattr(model, wrapper, None), Module): return bare(inner)
     return model
 
-# %% ../nbs/13_checkpoints.ipynb #31166d79
+# %% ../nbs/13_checkpoints.ipynb #15b3c11b
 def save_checkpoint(
     folder: Path | str,  # where the run's checkpoints stand; made if it is missing
     model: Module,
@@ -74,7 +75,11 @@ def save_checkpoint(
     """Write a checkpoint in one atomic step, with the state of torch's random numbers.
 
     Raises `OSError` if it cannot be written, `FileExistsError` if another checkpoint of this step
-    is there; nothing that was there is touched."""
+    is there, `CheckpointError` if that one is damaged, `ValueError` for a name that `state.json`
+    uses itself or positions of an unknown kind, and `TypeError` for what JSON cannot hold. Nothing
+    that was there is touched."""
+    if taken := sorted(FIELDS.keys() & about):
+        raise ValueError(f"{taken[0]!r} is a name that {STATE} uses itself; give it another one")
     target = Path(folder) / f"step-{step:08d}"
     Path(folder).mkdir(parents=True, exist_ok=True)
     new = Path(tempfile.mkdtemp(dir=folder, prefix=".new-"))
@@ -87,14 +92,19 @@ def save_checkpoint(
     flush(Path(folder))
     return target
 
-# %% ../nbs/13_checkpoints.ipynb #cab94b0a
+# %% ../nbs/13_checkpoints.ipynb #4f3b6b92
 def same_parts(new: Path, target: Path) -> bool:
-    "Whether this checkpoint is there already. Raises `FileExistsError` if another one is."
+    """Whether this checkpoint is there already.
+
+    Raises `FileExistsError` if another one is, `CheckpointError` if what is there is damaged."""
     if not target.exists(): return False
-    if read_state(target)["parts"] == read_state(new)["parts"]: return True
+    there = read_state(target)
+    check_parts(target, there)
+    if there == read_state(new): return True
     raise FileExistsError(None, "holds another checkpoint of this step", str(target))
 
-# %% ../nbs/13_checkpoints.ipynb #3262b29a
+# %% ../nbs/13_checkpoints.ipynb #5991644e
+# the files of a checkpoint: weights; optimizer and random states; everything that is no tensor
 MODEL, TRAINING, STATE = "model.safetensors", "training.safetensors", "state.json"
 FORMAT = 1  # of a checkpoint; another number is another layout
 
@@ -117,11 +127,11 @@ def write_parts(folder: Path, model: GPT, optimizer: AdamW | None, about: dict) 
     (folder / STATE).write_text(text, encoding="utf-8")
     for path in (folder / MODEL, folder / TRAINING, folder / STATE, folder): flush(path)
 
-# %% ../nbs/13_checkpoints.ipynb #7f47f7ae
+# %% ../nbs/13_checkpoints.ipynb #fa020027
 def flush(path: Path) -> None:
     "Wait until a file, or the entries of a folder, are on the disk."
     if os.name == "nt" and path.is_dir(): return  # Windows cannot open folders
-    handle = os.open(path, os.O_RDONLY)
+    handle = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)  # Windows wants the latter
     try: os.fsync(handle)
     finally: os.close(handle)
 
@@ -139,17 +149,19 @@ def fingerprint(path: Path) -> dict:
         while piece := file.read(2**20): found.update(piece)
     return {"bytes": path.stat().st_size, "sha256": found.hexdigest()}
 
-# %% ../nbs/13_checkpoints.ipynb #1e12809a
+# %% ../nbs/13_checkpoints.ipynb #d10c0c9c
 def seal(state: dict) -> str:
     "The SHA-256 of what `state.json` says, but for the line that holds it."
-    text = json.dumps({k: v for k, v in state.items() if k != "sha256"}, sort_keys=True)
+    read = json.loads(json.dumps(state))  # as it will be read: all names are strings, for example
+    text = json.dumps({k: v for k, v in read.items() if k != "sha256"}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
 # %% ../nbs/13_checkpoints.ipynb #229dcb20
 class CheckpointError(ValueError):
     "A checkpoint that cannot be used. The message names the file, the field and what is wrong."
 
-# %% ../nbs/13_checkpoints.ipynb #3f60eebc
+# %% ../nbs/13_checkpoints.ipynb #fcc2678c
+# what `state.json` has to hold, with the type of each
 FIELDS = {"format": int, "minigpt": str, "step": int, "config": dict, "positions": dict,
           "optimizer": dict, "parts": dict, "sha256": str}
 
@@ -201,7 +213,7 @@ def check_parts(checkpoint: Path, state: dict) -> None:
                 f"{found['sha256'][:12]}: the file was changed, or belongs to another checkpoint"
             )
 
-# %% ../nbs/13_checkpoints.ipynb #8b4bd2ed
+# %% ../nbs/13_checkpoints.ipynb #ae82ec96
 def empty_model(
     checkpoint: Path,
     state: dict,
@@ -213,7 +225,8 @@ def empty_model(
         if unknown := sorted(set(state["config"]) - known):
             raise ValueError(f"unknown {unknown}")
         config = GPTConfig(**state["config"])
-        if config.n_layers > len(shapes) or config.context_length > 2**17:
+        masks = config.n_layers * config.context_length**2  # in bytes
+        if config.n_layers > len(shapes) or masks > 2**32:
             raise ValueError(
                 f"n_layers={config.n_layers} and context_length={config.context_length} do not fit {len(shapes)} tensors"
             )
@@ -235,7 +248,7 @@ def check_shapes(path: Path, shapes: dict[str, list[int]], wanted: dict[str, lis
                 f"{path}: {name} must have the shape {wanted[name]}, got {shapes[name]}"
             )
 
-# %% ../nbs/13_checkpoints.ipynb #83bd2fff
+# %% ../nbs/13_checkpoints.ipynb #82608b11
 @dataclass(frozen=True)
 class Checkpoint:
     "A checkpoint that was read and found to be sound."
@@ -249,21 +262,20 @@ class Checkpoint:
     def restore(self, optimizer: AdamW) -> None:
         """Give an optimizer its averages back, and torch its random numbers.
 
-        Raises `CheckpointError` if the checkpoint was saved without an optimizer."""
+        Those of GPUs only if there are as many as there were. Raises `CheckpointError` if no
+        optimizer was saved, `ValueError` if this one has other parameters."""
         if not self.about["optimizer"]:
             raise CheckpointError(f"{self.path}: no optimizer was saved")
         averages = {k: v for k, v in self.training.items() if not k.startswith("random.")}
-        optimizer.load_state_dict(unflattened(averages, self.about["optimizer"]))
-        torch.set_rng_state(self.training["random.cpu"])
-        gpus = [
-            v
-            for k, v in sorted(self.training.items())
-            if k.startswith("random.") and k != "random.cpu"
-        ]
-        if gpus and len(gpus) == torch.cuda.device_count():
-            torch.cuda.set_rng_state_all(gpus)
+        try: optimizer.load_state_dict(unflattened(averages, self.about["optimizer"]))
+        except (KeyError, IndexError) as error:
+            raise CheckpointError(f"{self.path}: the optimizer's state lacks {error}") from None
+        random = {k: v for k, v in self.training.items() if k.startswith("random.")}
+        torch.set_rng_state(random.pop("random.cpu"))
+        if len(random) == torch.cuda.device_count():
+            torch.cuda.set_rng_state_all([random[f"random.{i}"] for i in range(len(random))])
 
-# %% ../nbs/13_checkpoints.ipynb #c79e6348
+# %% ../nbs/13_checkpoints.ipynb #b73214e5
 def load_checkpoint(
     checkpoint: Path | str,  # its folder, as `save_checkpoint` returns it
 ) -> Checkpoint:
@@ -274,10 +286,16 @@ def load_checkpoint(
     path = checkpoint / MODEL
     try:
         with safe_open(path, "pt") as file:
-            shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}
+            parts = {name: file.get_slice(name) for name in file.keys()}
+            shapes = {name: part.get_shape() for name, part in parts.items()}
+            kinds = {part.get_dtype() for part in parts.values()}
         empty = empty_model(checkpoint, state, shapes)
         check_shapes(path, shapes, {name: list(p.shape) for name, p in empty.named_parameters()})
+        if not kinds <= {"F64", "F32", "F16", "BF16"}:
+            raise CheckpointError(f"{path}: weights must be floats, got {', '.join(sorted(kinds))}")
         weights, training = load_file(path), load_file(checkpoint / TRAINING)
+        if "random.cpu" not in training:
+            raise CheckpointError(f"{checkpoint / TRAINING}: random.cpu is missing")
     except SafetensorError as error:
         raise CheckpointError(f"{checkpoint}: {MODEL} or {TRAINING}: {error}") from None
     with seeded(0): model = GPT(empty.config, positions=make_positions(**state["positions"]))
@@ -286,11 +304,12 @@ def load_checkpoint(
         if model.config.tied_head: model.lm_head.weight = model.token_embedding.weight
     return Checkpoint(checkpoint, model.eval(), state["step"], state, training)
 
-# %% ../nbs/13_checkpoints.ipynb #f8b45c5a
+# %% ../nbs/13_checkpoints.ipynb #6392564c
 def checkpoints(folder: Path | str) -> list[Path]:
     "The checkpoints in a folder, oldest first. Whatever else stands there is ignored."
     found = [path for path in Path(folder).glob("step-*") if (path / STATE).is_file()]
-    return sorted(path for path in found if path.name.removeprefix("step-").isdigit())
+    numbered = {path: path.name.removeprefix("step-") for path in found}
+    return sorted((p for p, n in numbered.items() if n.isdecimal()), key=lambda p: int(numbered[p]))
 
 # %% ../nbs/13_checkpoints.ipynb #62b4296a
 def newest(folder: Path | str) -> Path:
@@ -299,8 +318,11 @@ def newest(folder: Path | str) -> Path:
     if not found: raise CheckpointError(f"{folder}: no checkpoint in this folder")
     return found[-1]
 
-# %% ../nbs/13_checkpoints.ipynb #dbcb8745
+# %% ../nbs/13_checkpoints.ipynb #2070830a
 def keep(folder: Path | str, n: int = 2) -> None:
-    "Remove all checkpoints but the `n` newest, and what interrupted ones have left behind."
+    """Remove all checkpoints but the `n` newest, and what interrupted saves have left behind.
+
+    Raises `ValueError` for n below 1."""
+    check_sizes(n=n)
     for path in [*checkpoints(folder)[:-n], *Path(folder).glob(".new-*")]:
         shutil.rmtree(path, ignore_errors=True)

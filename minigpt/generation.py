@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['at_temperature', 'keep_top_k', 'keep_top_p', 'draw', 'sample', 'recompute', 'generate']
 
-# %% ../nbs/04_generation.ipynb #dccf55ff
+# %% ../nbs/04_generation.ipynb #90c8cfc2
 from collections.abc import Callable
 
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from .layers import check_sizes, softmax
-from .model import GPT, evaluating
+from .model import GPT, check_batch, evaluating
 
 # %% ../nbs/04_generation.ipynb #661fc256
 def at_temperature(
@@ -92,7 +92,7 @@ def recompute(
     every step."""
     return lambda idx: model(idx[:, -model.config.context_length :])[:, -1]
 
-# %% ../nbs/04_generation.ipynb #58c0b568
+# %% ../nbs/04_generation.ipynb #65569183
 def generate(
     model: GPT,
     idx: Int[Tensor, "B T"],  # prompts, at least one token each
@@ -106,13 +106,12 @@ def generate(
     """Append `n_tokens` sampled tokens.
 
     With a seed, the global generator is neither read nor changed. Raises `ValueError` for a
-    negative number of tokens, an empty prompt, or settings outside their range."""
+    negative number of tokens, an empty prompt, ids outside the vocabulary or on another device, or
+    settings outside their range, and `TypeError` for ids or a number that are no integers."""
     if not isinstance(n_tokens, int): raise TypeError(f"n_tokens must be an integer, got {n_tokens!r}")
     if n_tokens < 0: raise ValueError(f"n_tokens must be at least 0, got {n_tokens}")
-    if idx.ndim != 2 or idx.shape[1] == 0:
-        raise ValueError(
-            f"idx must be (B, T) with at least one token to start from, got {tuple(idx.shape)}"
-        )
+    check_batch(idx)
+    if idx.is_meta: raise ValueError("idx is on the meta device, where tensors hold no numbers")
     generator = None if seed is None else torch.Generator().manual_seed(seed)
     with evaluating(model):
         next_logits = engine(model)

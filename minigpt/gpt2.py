@@ -21,8 +21,8 @@ from torch import Tensor
 from .model import GPT, GPTConfig
 from .training import seeded
 
-# %% ../nbs/16_gpt2.ipynb #3e1769a7
-SMALLEST = GPTConfig(
+# %% ../nbs/16_gpt2.ipynb #5a2f3010
+SMALLEST = GPTConfig(  # GPT-2 with 124 million parameters
     50257, 1024, 768, n_heads=12, n_layers=12, dropout=0.1, gelu="tanh", tied_head=True
 )
 GPT2 = {  # Radford et al. 2019; the names are those of the hub
@@ -65,11 +65,16 @@ def names_of(n_layers: int) -> dict[str, tuple[str, bool]]:
     }
     return {theirs: (ours, False) for theirs, ours in outside.items()} | blocks
 
-# %% ../nbs/16_gpt2.ipynb #6878b1d3
+# %% ../nbs/16_gpt2.ipynb #a0bdb957
 def stripped(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    "GPT-2's weights under their plain names, without masks and the second copy of the table."
+    """GPT-2's weights under their plain names, without masks and the second copy of the table.
+
+    Raises `ValueError` for an output head that is no copy of the table."""
     plain = {name.removeprefix("transformer."): tensor for name, tensor in weights.items()}
     masks = ".attn.bias", ".attn.masked_bias"
+    head, table = plain.get("lm_head.weight"), plain.get("wte.weight")
+    if head is not None and table is not None and not torch.equal(head, table):
+        raise ValueError("lm_head.weight must be equal to wte.weight: GPT-2's head is its table")
     return {k: t for k, t in plain.items() if not k.endswith(masks) and k != "lm_head.weight"}
 
 # %% ../nbs/16_gpt2.ipynb #0db696a0
@@ -87,7 +92,7 @@ def config_of(weights: Mapping[str, Tensor], n_heads: int | None = None) -> GPTC
         V, T, C, n_heads or max(1, C // 64), len(layers), gelu="tanh", tied_head=True
     )
 
-# %% ../nbs/16_gpt2.ipynb #3072235d
+# %% ../nbs/16_gpt2.ipynb #541e49ef
 def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> GPT:
     "A model with GPT-2's weights. Raises `ValueError`, naming what is missing, too many or misshapen."
     given, names = stripped(weights), names_of(config.n_layers)
@@ -113,37 +118,41 @@ def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> GPT:
         model = GPT(config)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            p.data = ours[name].detach().clone().contiguous()
+            p.data = ours[name].detach().to("cpu", copy=True).contiguous()
     model.lm_head.weight = model.token_embedding.weight
     return model.eval()
 
-# %% ../nbs/16_gpt2.ipynb #adc250b2
+# %% ../nbs/16_gpt2.ipynb #e92e0377
 def to_gpt2(model: GPT) -> dict[str, Tensor]:
     "The weights under GPT-2's names, as `transformers` loads them. Raises `ValueError` for a model that GPT-2 cannot be."
     if not model.config.tied_head or model.config.gelu != "tanh":
         raise ValueError("a GPT-2 has tied_head=True and gelu='tanh'")
-    ours = dict(model.named_parameters())
+    ours, names = dict(model.named_parameters()), names_of(model.config.n_layers)
+    if odd := sorted(ours.keys() ^ {own for own, _ in names.values()}):
+        raise ValueError(f"a GPT-2 has learned positions and the parts of this book; see {odd[0]}")
     weights = {
         f"transformer.{theirs}": (ours[own].detach().T if turned else ours[own].detach())
         .clone()
         .contiguous()
-        for theirs, (own, turned) in names_of(model.config.n_layers).items()
+        for theirs, (own, turned) in names.items()
     }
     return weights | {"lm_head.weight": weights["transformer.wte.weight"].clone()}
 
-# %% ../nbs/16_gpt2.ipynb #5aa4e751
+# %% ../nbs/16_gpt2.ipynb #b5b4ee66
 def load_gpt2(
-    source: str | Path | Mapping[str, Tensor],  # a folder, a state dict, or a name on the hub
+    source: str | Path | Mapping[str, Tensor],  # a state dict, a folder, a file, a name on the hub
     n_heads: int | None = None,  # for a state dict; None: heads of 64
 ) -> GPT:
-    """GPT-2 in the classes of this book, in evaluation mode.
+    """GPT-2 in the classes of this book, in evaluation mode, on the CPU.
 
     Raises `ValueError` for weights that do not fit, `FileNotFoundError` for a folder without them,
     and `ConnectionError` if the hub cannot be reached."""
     if isinstance(source, Mapping):
         return from_gpt2(source, config_of(stripped(source), n_heads))
-    folder = Path(source) if Path(source).is_dir() else downloaded(str(source))
-    path = folder / "model.safetensors"
+    path = Path(source)
+    if not path.is_file():
+        path = (path if path.is_dir() else downloaded(str(source))) / "model.safetensors"
+    folder = path.parent
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no model.safetensors")
     try:
@@ -152,20 +161,22 @@ def load_gpt2(
         raise ValueError(f"{path} must be a safetensors file: {error}") from None
     return from_gpt2(weights, read_gpt2_config(folder, weights, n_heads))
 
-# %% ../nbs/16_gpt2.ipynb #70e3e90a
+# %% ../nbs/16_gpt2.ipynb #4db1b613
 def read_gpt2_config(
     folder: Path, weights: Mapping[str, Tensor], n_heads: int | None
 ) -> GPTConfig:
     "The config in a folder, where there is one. Raises `ValueError` for what our classes do not have."
     path = folder / "config.json"
     said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    if (wide := said.get("n_inner")) not in (None, 4 * said.get("n_embd", 0)):
+        raise ValueError(f"{path}: n_inner must be 4 times n_embd, got {wide}")
     wanted = {
         "activation_function": "gelu_new",
         "layer_norm_epsilon": 1e-5,
         "model_type": "gpt2",
-        "n_inner": None,
         "tie_word_embeddings": True,
         "scale_attn_by_inverse_layer_idx": False,
+        "scale_attn_weights": True,
     }
     for field, value in wanted.items():
         if said.get(field, value) != value:
@@ -188,10 +199,10 @@ def downloaded(name: str) -> Path:
             f"{name} is no folder, and cannot be fetched from the hub: {type(error).__name__}"
         ) from None
 
-# %% ../nbs/16_gpt2.ipynb #f771b910
+# %% ../nbs/16_gpt2.ipynb #6f2af36d
 def costs(
     config: GPTConfig,
-    bytes_per_number: int = 4,
+    bytes_per_number: int = 4,  # 2 for a model that is used in 16 bits
 ) -> dict[str, float]:
     "Parameters, memory in GB, and billions of operations, from the config alone."
     n = sum(p.numel() for p in empty(config).parameters())
@@ -202,7 +213,7 @@ def costs(
     return {
         "parameters": n,
         "weights, GB": n * bytes_per_number / 1e9,
-        "weights and optimizer, GB": 4 * n * bytes_per_number / 1e9,
+        "training, GB": 4 * n * bytes_per_number / 1e9,
         "cache for a full context, GB": 2 * L * T * C * bytes_per_number / 1e9,
         "GFLOP per token, writing": forward / 1e9,
         "GFLOP per token, learning": 3 * forward / 1e9,

@@ -21,14 +21,14 @@ from .layers import check_sizes
 from .model import GPT, GPTConfig, cross_entropy, evaluating
 from .training import AdamW, TrainConfig, decay_groups, seeded, train
 
-# %% ../nbs/10_grokking.ipynb #1c1ec49b
-OPERATIONS = {
+# %% ../nbs/10_grokking.ipynb #0a01bd26
+OPERATIONS = {  # sign -> (a, b, p) -> answer
     "-": lambda a, b, p: (a - b) % p,
     "+": lambda a, b, p: (a + b) % p,
     "*": lambda a, b, p: a * b % p,
 }
 
-# %% ../nbs/10_grokking.ipynb #def9a6ae
+# %% ../nbs/10_grokking.ipynb #5cb0e81a
 @dataclass(frozen=True)
 class ModularTask:
     "Arithmetic modulo p. Raises `ValueError` if that makes no task."
@@ -50,6 +50,7 @@ class ModularTask:
             )
 
     def answers(self, pairs: Int[Tensor, "N 2"]) -> Int[Tensor, "N"]:
+        "The answer of each question, a number below `p`."
         return OPERATIONS[self.operation](pairs[:, 0], pairs[:, 1], self.p)
 
     def pairs(self) -> tuple[Int[Tensor, "N 2"], Int[Tensor, "M 2"]]:
@@ -73,8 +74,8 @@ def split_pairs(
     chosen = score <= score.sort().values[round(fraction * p * p) - 1]
     return every[chosen], every[~chosen]
 
-# %% ../nbs/10_grokking.ipynb #5405c8d3
-GROK_CONFIG = TrainConfig(
+# %% ../nbs/10_grokking.ipynb #d64266e4
+GROK_CONFIG = TrainConfig(  # few data, large steps, much weight decay
     steps=3000, lr=1e-3, floor=1e-3, warmup=10, betas=(0.9, 0.98), weight_decay=1.0, clip=1.0
 )
 
@@ -98,13 +99,14 @@ def batch_of(
     answers = task.answers(idx)
     return idx, torch.stack([torch.full_like(answers, -100), answers], dim=1)
 
-# %% ../nbs/10_grokking.ipynb #47f77dfb
+# %% ../nbs/10_grokking.ipynb #89a6fb7d
 def score(
     model: GPT,
     pairs: Int[Tensor, "N 2"],
     task: ModularTask,
 ) -> tuple[float, float]:  # share answered right, and loss in nats
     "How well a model answers some questions."
+    pairs = pairs.to(next(model.parameters()).device)
     with evaluating(model): logits = model(pairs)[:, -1]
     answers = task.answers(pairs)
     right = (logits.argmax(-1) == answers).float().mean()
@@ -168,11 +170,13 @@ def norms(model: Module) -> dict[str, float]:
     matrices, vectors = [p for p in every if p.ndim > 1], [p for p in every if p.ndim == 1]
     return {"norm, matrices": norm(matrices), "norm, vectors": norm(vectors)}
 
-# %% ../nbs/10_grokking.ipynb #42012ab7
+# %% ../nbs/10_grokking.ipynb #764ecddc
 def wave_basis(
     p: int,  # an odd number
 ) -> Float[Tensor, "p p"]:  # a wave per row: constant, cos 1, sin 1, cos 2, sin 2, ...
-    "All waves that fit p numbers on a circle, orthogonal and of length 1."
+    """All waves that fit p numbers on a circle, orthogonal and of length 1.
+
+    Raises `ValueError` for an even p."""
     check_sizes(p=p)
     if p % 2 == 0: raise ValueError(f"p must be odd, got {p}")
     angles = 2 * math.pi * torch.outer(torch.arange(1, p // 2 + 1), torch.arange(p)).double() / p
@@ -180,24 +184,26 @@ def wave_basis(
     waves = torch.cat([torch.ones(1, p, dtype=torch.float64), waves])
     return waves / waves.norm(dim=1, keepdim=True)
 
-# %% ../nbs/10_grokking.ipynb #5cf77e84
+# %% ../nbs/10_grokking.ipynb #45afed94
 def frequency_shares(
     table: Float[Tensor, "p C"],  # a row per token
 ) -> Float[Tensor, "half"]:  # of frequency 1, 2, ... (p - 1) / 2; they add up to one
     "How much of a table, apart from its mean, each frequency carries."
-    coefficients = wave_basis(len(table)) @ table.detach().double()  # wave, column
+    coefficients = wave_basis(len(table)) @ table.detach().cpu().double()  # wave, column
     power = coefficients[1:].unflatten(0, (-1, 2)).square().sum((1, 2))
     return power / power.sum()
 
-# %% ../nbs/10_grokking.ipynb #9cd5861d
+# %% ../nbs/10_grokking.ipynb #7b195a9b
 def only_frequencies(
     table: Float[Tensor, "p C"],
     frequencies: Sequence[int],  # from 1 to (p - 1) / 2
 ) -> Float[Tensor, "p C"]:
-    "The part of a table that is made of some frequencies, and of its mean."
+    """The part of a table that is made of some frequencies, and of its mean.
+
+    Raises `ValueError` for a frequency out of range."""
     half = len(table) // 2
     if not all(1 <= k <= half for k in frequencies):
         raise ValueError(f"frequencies must lie in 1..{half}, got {list(frequencies)}")
     rows = [0, *(i for k in frequencies for i in (2 * k - 1, 2 * k))]
     waves = wave_basis(len(table))[rows]
-    return (waves.T @ (waves @ table.detach().double())).to(table.dtype)
+    return (waves.T @ (waves @ table.detach().cpu().double())).to(table)

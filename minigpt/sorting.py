@@ -59,8 +59,8 @@ def stable_hash(
         h = h ^ h >> 13
     return h
 
-# %% ../nbs/06_sorting.ipynb #984786cd
-TRAIN, VALIDATION, HELD_OUT = 0, 1, 2
+# %% ../nbs/06_sorting.ipynb #b3504972
+TRAIN, VALIDATION, HELD_OUT = 0, 1, 2  # the parts of a split
 
 # %% ../nbs/06_sorting.ipynb #b1fbd564
 def part_of(
@@ -250,8 +250,8 @@ def train_on(
         losses = train(model, batch_at, config, watch=watch, progress=progress)
     return Run(model.eval(), losses, accuracy, seed, time.perf_counter() - start)
 
-# %% ../nbs/06_sorting.ipynb #56fd6ded
-SORT_CONFIG = TrainConfig(
+# %% ../nbs/06_sorting.ipynb #ed7b75e4
+SORT_CONFIG = TrainConfig(  # settings of the sorter that ships with the package
     steps=1500, lr=2e-3, warmup=100, betas=(0.9, 0.99), weight_decay=0.1, clip=1.0
 )
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['adamw_update', 'AdamW', 'copy_averages', 'matrices_only', 'decay_groups', 'lr_at', 'clip_gradients', 'TrainConfig',
-           'train_step', 'NonFiniteLoss', 'train', 'progress_bar', 'new_optimizer', 'seeded', 'evaluate']
+           'train_step', 'NonFiniteLoss', 'train', 'progress_bar', 'new_optimizer', 'seeded', 'pick_device', 'evaluate']
 
 # %% ../nbs/05_training.ipynb #e1395459
 import math
@@ -41,7 +41,7 @@ def adamw_update(
     weight.mul_(1 - lr * weight_decay)
     weight.addcdiv_(m, denominator, value=-lr / (1 - betas[0] ** t))  # w - step * m / denominator
 
-# %% ../nbs/05_training.ipynb #c92c8683
+# %% ../nbs/05_training.ipynb #448f67f4
 class AdamW:
     """AdamW over groups `{'params': [...], 'weight_decay': float}`.
 
@@ -67,9 +67,11 @@ class AdamW:
             adamw_update(p, p.grad, m, v, self.t, lr, self.betas, self.eps, decay)
 
     def zero_grad(self) -> None:
+        "Drop all gradients."
         for p, *_ in self.entries: p.grad = None
 
     def state_dict(self) -> dict:
+        "What `load_state_dict` needs to go on: the number of steps and the averages, copied."
         return {"t": self.t, "averages": [(m.clone(), v.clone()) for _, m, v, _ in self.entries]}
 
     def load_state_dict(self, state: dict) -> None:
@@ -96,14 +98,14 @@ def matrices_only(
     "Our default for what decays: matrices, but no embedding tables."
     return parameter.ndim >= 2 and "embedding" not in name
 
-# %% ../nbs/05_training.ipynb #d668dfd0
+# %% ../nbs/05_training.ipynb #00429777
 def decay_groups(
     model: Module,
     weight_decay: float,
     decays: Callable[[str, Tensor], bool] = matrices_only,  # which parameters decay
 ) -> list[dict]:  # two groups for `AdamW`
     """Split the parameters into those that decay and those that do not; together they are all,
-    each once."""
+    each once. Raises `ValueError` if `decays` returns anything but True or False."""
     verdicts = {name: decays(name, p) for name, p in model.named_parameters()}
     for name, verdict in verdicts.items():
         if verdict is not True and verdict is not False:
@@ -141,7 +143,7 @@ def clip_gradients(
     for g in gradients: g.mul_(factor)
     return norm
 
-# %% ../nbs/05_training.ipynb #eecdefcc
+# %% ../nbs/05_training.ipynb #44d25098
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of a training run.
@@ -168,6 +170,7 @@ class TrainConfig:
         if not self.clip > 0: raise ValueError(f"clip must be above 0, got {self.clip}")
 
     def lr_at(self, step: int) -> float:
+        "The learning rate of a step, counted from 0."
         return lr_at(step, self.steps, self.lr, self.warmup, self.floor)
 
 # %% ../nbs/05_training.ipynb #30b8437f
@@ -238,13 +241,32 @@ def new_optimizer(
     kind = getattr(model, "optimizer", AdamW)
     return kind(decay_groups(model, config.weight_decay), config.lr, config.betas)
 
-# %% ../nbs/05_training.ipynb #2a7e610d
+# %% ../nbs/05_training.ipynb #25b11518
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    "Torch's random numbers start from `seed` inside the `with`, and go on undisturbed after it."
-    with torch.random.fork_rng():
+    """Torch's random numbers, on the CPU and on CUDA's GPUs, start from `seed` inside the `with`, and
+    go on undisturbed after it."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
         torch.manual_seed(seed)
         yield
+
+# %% ../nbs/05_training.ipynb #6ec904ee
+def pick_device(
+    name: str = "auto",  # auto, cpu, mps, cuda, or one GPU of several, as in cuda:1
+) -> str:  # for `model.to`
+    """A device by its name. "auto" is the best there is: cuda, else mps, else cpu.
+
+    Among several processes of one machine, each gets the GPU of its number (`LOCAL_RANK`). Raises
+    `ValueError` for a device that is not there."""
+    count, rank = torch.cuda.device_count(), os.environ.get("LOCAL_RANK", "0")
+    there = [f"cuda:{i}" for i in range(count)]
+    there += ["mps"] * torch.backends.mps.is_available() + ["cpu"]
+    if name == "auto": name = "cuda" if count else there[0]
+    if name == "cuda" and count: name = f"cuda:{rank}"
+    if name not in there:
+        who = f", which process {rank} would take," if name == f"cuda:{rank}" else ""
+        raise ValueError(f"device {name!r}{who} is not available here; there is {', '.join(there)}")
+    return name
 
 # %% ../nbs/05_training.ipynb #a0cdf2ab
 def evaluate(

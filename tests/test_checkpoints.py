@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from messages import refuses
+from safetensors.torch import load_file, save_file
 
 from minigpt import GPT, GPTConfig
 from minigpt.ablations import ABLATIONS
@@ -273,3 +275,64 @@ def test_killed_at_fifty_moments(tmp_path: Path, capsys: pytest.CaptureFixture):
     if out.exists(): subprocess.run([*RUN, "--out", str(out), *(["--resume"] if checkpoints(out) else [])], check=True, capture_output=True, env=environment)
     else: subprocess.run([*RUN, "--out", str(out)], check=True, capture_output=True, env=environment)
     assert equal(load_checkpoint(newest(out)).model, whole)
+
+
+def test_what_was_said_beside_a_model_is_read_back_as_json_has_it(tmp_path: Path):
+    "Integer keys become strings on the way, and sort otherwise; the seal must not mind."
+    model, optimizer = fresh()
+    saved = save_checkpoint(tmp_path, model, optimizer, step=1, vocabulary={2: "a", 10: "b"}, pair=(1, 2))
+    about = load_checkpoint(saved).about
+    assert about["vocabulary"] == {"2": "a", "10": "b"} and about["pair"] == [1, 2]
+    assert save_checkpoint(tmp_path, model, optimizer, step=1, vocabulary={2: "a", 10: "b"}, pair=(1, 2)) == saved
+    with pytest.raises(FileExistsError): save_checkpoint(tmp_path, model, optimizer, step=1, vocabulary={2: "c"})
+
+
+def test_names_of_the_format_are_refused_and_so_is_what_json_cannot_hold(tmp_path: Path):
+    for name in ("config", "format", "minigpt", "positions", "parts", "sha256"): refuses(lambda name=name: save_checkpoint(tmp_path, fresh()[0], **{name: 1}), [repr(name), "state.json"])
+    with pytest.raises(TypeError): save_checkpoint(tmp_path, fresh()[0], thing=object())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_damaged_checkpoint_of_the_same_step_does_not_swallow_a_new_one(tmp_path: Path):
+    model, optimizer = fresh()
+    saved = save_checkpoint(tmp_path, model, optimizer, step=1)
+    content = bytearray((saved / "model.safetensors").read_bytes())
+    content[-1] ^= 1
+    (saved / "model.safetensors").write_bytes(content)
+    with pytest.raises(CheckpointError, match="SHA-256"): save_checkpoint(tmp_path, model, optimizer, step=1)
+
+
+def believed(path: Path) -> None:
+    "Make the fingerprints fit what the files have become."
+    resealed(path, parts={name: fingerprint(path / name) for name in (MODEL, TRAINING)})
+
+
+def test_forged_files_are_refused_by_what_they_are(copied: Path):
+    "With fingerprints that fit: integers for weights, a file without the state of the random numbers, a context whose masks fill the memory."
+    weights, training = load_file(copied / "model.safetensors"), load_file(copied / "training.safetensors")
+    save_file({k: v.long() for k, v in weights.items()}, copied / "model.safetensors")
+    believed(copied)
+    refuses(lambda: load_checkpoint(copied), ["model.safetensors", "must be floats", "I64"], CheckpointError)
+    save_file(weights, copied / "model.safetensors")
+    save_file({k: v for k, v in training.items() if k != "random.cpu"}, copied / "training.safetensors")
+    believed(copied)
+    refuses(lambda: load_checkpoint(copied), ["training.safetensors", "random.cpu is missing"], CheckpointError)
+    save_file({k: v for k, v in training.items() if not k.startswith("averages.3.")}, copied / "training.safetensors")
+    believed(copied)
+    found = load_checkpoint(copied)
+    with pytest.raises((CheckpointError, ValueError)): found.restore(new_optimizer(found.model, TrainConfig()))
+
+
+def test_a_rotary_context_that_no_tensor_shows_is_limited_all_the_same(tmp_path: Path):
+    model = GPT(GPTConfig(11, 16, 16, 2, 2), positions=RotaryPositions)
+    saved = save_checkpoint(tmp_path, model, step=1)
+    resealed(saved, config=dict(json.loads((saved / "state.json").read_text())["config"], context_length=2**17))
+    refuses(lambda: load_checkpoint(saved), ["state.json", "context_length=131072"], CheckpointError)
+
+
+def test_steps_are_ordered_as_numbers_and_at_least_one_is_kept(tmp_path: Path):
+    model = fresh()[0]
+    for step in (99_999_999, 100_000_000, 5): save_checkpoint(tmp_path, model, step=step)
+    assert [int(p.name.removeprefix("step-")) for p in checkpoints(tmp_path)] == [5, 99_999_999, 100_000_000]
+    for n in (0, -1): refuses(lambda n=n: keep(tmp_path, n), ["n must be at least 1", str(n)])
+    assert len(checkpoints(tmp_path)) == 3

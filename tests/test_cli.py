@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ import torch
 
 import minigpt.__main__ as program
 from minigpt.checkpoints import checkpoints, load_checkpoint, newest
+from minigpt.model import GPT
+from minigpt.speed import fused
+from minigpt.training import train_step
 
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 60
 
@@ -119,8 +123,29 @@ def test_fused_training_agrees_and_is_not_mixed_up(tmp_path: Path, capsys: pytes
     assert train("ours") == train("theirs", "--fused") == 0
     a, b = (load_checkpoint(newest(tmp_path / name)).model for name in ("ours", "theirs"))
     assert max((p - q).abs().max().item() for p, q in zip(a.parameters(), b.parameters())) < 1e-3
-    assert train("theirs", "--resume") == 1 and "how differs" in capsys.readouterr().err
+    assert train("theirs", "--resume") == 1 and "how fused was True and is False now" in capsys.readouterr().err
     assert train("half", "--bf16") == 0 and all(p.dtype == torch.float32 for p in load_checkpoint(newest(tmp_path / "half")).model.parameters())
+
+
+def test_weights_in_bfloat16_are_never_those_of_an_earlier_step(tmp_path: Path):
+    "Autocast keeps weights that it has converted; over a whole run that would freeze those which torch's kernels take as they are."
+    job = program.configured(program.make_job("sort"), steps=3)
+    job = replace(job, settings=replace(job.settings, lr=0.1, warmup=0))
+    finished = {}
+    for name in ("whole", "steps"):
+        torch.manual_seed(0)
+        model = fused(GPT(job.model))
+        optimizer, batches = job.optimizer(model, job.settings), [job.batch_at(step, 0) for step in range(3)]
+        options = program.Options(fused=True, bf16=True)
+        def steps(which): return [train_step(model, optimizer, batches[i], i, job.settings) for i in which]
+        if name == "whole":
+            with program.precision(options): finished[name] = steps(range(3))
+        else:
+            finished[name] = []
+            for i in range(3):
+                with torch.autocast("cpu", torch.bfloat16): finished[name] += steps([i])
+    assert finished["whole"] == finished["steps"] and len(set(finished["whole"])) == 3
+    assert not torch.is_autocast_enabled("cpu")
 
 
 @pytest.mark.unenforced
@@ -154,7 +179,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path):
 
 
 @pytest.mark.parametrize("words, parts", [
-    (["sort", "3", "1"], ["6 digits", "3 1"]), (["sort", "a", "b", "c", "d", "e", "f"], ["6 digits"]), (["sort", "314159", "--device", "cuda"], ["--device", "cuda", "cpu"]),
+    (["sort", "3", "1"], ["6 digits", "3 1"]), (["sort", "a", "b", "c", "d", "e", "f"], ["6 digits"]), (["sort", "314159", "--device", "cuda"], ["device", "'cuda'", "cpu"]),
     (["sample", "DIR/none"], ["DIR/none", "no checkpoint"]), (["train", "text", "--text", "DIR/none.txt"], ["none.txt", "No such file"]),
     (["train", "text", "--text", "DIR/empty.txt"], ["empty.txt", "empty"]), (["train", "text", "--text", "DIR/binary"], ["binary", "UTF-8"]),
     (["train", "text", "--text", "DIR/short.txt"], ["text", "context_length"]), (["train", "sort", "--text", "DIR/short.txt"], ["--text", "train text"]),
@@ -162,9 +187,11 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path):
     (["train", "sort", "--config", "nonsense"], ["--config", "nonsense", "reading"]), (["train", "sort", "--config", "DIR/short.txt"], ["--config", "JSON"]),
     (["train", "sort", "--config", "DIR/list.json"], ["--config", "object"]), (["train", "sort", "--config", "DIR/odd.json"], ["--config", "width"]),
     (["train", "sort", "--config", "DIR/bad.json", "--out", "DIR/x"], ["n_heads=5", "d_model=64"]), (["train", "sort", "--resume", "--out", "DIR/none"], ["DIR/none", "no checkpoint"]),
+    (["train", "sort", "--config", "DIR/words.json", "--out", "DIR/x"], ["--config", "vocab_size", "10"]), (["verify", "--device", "tpu"], ["device", "'tpu'", "cpu"]),
+    (["shapes", "--device", "tpu"], ["device", "'tpu'"]), (["sample", "DIR/done", "--prompt", "3\\n1"], ["--prompt", "'\\n'", "vocabulary"]),
     (["train", "sort", "--out", "DIR/short.txt"], ["short.txt", "exists"]), (["sample", "DIR/done", "--prompt", "31x"], ["--prompt", "'x'", "vocabulary"]),
     (["sample", "DIR/done", "--prompt", "31", "--temperature", "-1"], ["temperature", "-1"]), (["train", "sort", "--out", "DIR/done"], ["DIR/done", "--resume"]),
-    (["train", "sort", "--steps", "9", "--resume", "--out", "DIR/done"], ["settings", "resume"]), (["train", "add", "--steps", "2", "--resume", "--out", "DIR/done"], ["job"]),
+    (["train", "sort", "--steps", "9", "--resume", "--out", "DIR/done"], ["settings steps was 2 and is 9 now", "resume"]), (["train", "add", "--steps", "2", "--resume", "--out", "DIR/done"], ["job"]),
     (["train", "sort", "--steps", "2", "--seed", "1", "--resume", "--out", "DIR/done"], ["seed"]), (["sample", "DIR/done", "--tokens", "-1", "--prompt", "3"], ["n_tokens", "-1"]),
 ])
 @pytest.mark.unenforced
@@ -174,6 +201,7 @@ def test_one_sentence(done: Path, words: list[str], parts: list[str], capsys: py
     (done / "binary").write_bytes(bytes(range(256)))
     (done / "list.json").write_text("[]")
     (done / "odd.json").write_text('{"model": {"width": 3}}')
+    (done / "words.json").write_text('{"model": {"vocab_size": 50}}')
     (done / "bad.json").write_text('{"model": {"n_heads": 5}}')
     assert program.main([word.replace("DIR", str(done)) for word in words]) == 1
     said = capsys.readouterr().err.replace(str(done), "DIR")
@@ -220,4 +248,44 @@ def test_another_text_is_not_gone_on_with(tmp_path: Path, text: Path, capsys: py
     def train(*words): return program.main(["train", "text", "--text", str(text), *"--steps 4 --every 2 --out".split(), str(tmp_path / "run"), *words])
     assert train() == 0
     text.write_text(TEXT.replace("quick", "kciuq"))  # the same alphabet, the same length
-    assert train("--resume") == 1 and "source differs" in capsys.readouterr().err
+    assert train("--resume") == 1 and "source was" in capsys.readouterr().err
+
+
+def test_a_lost_connection_is_not_blamed_on_the_disk(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture):
+    def offline(*_, **__): raise ConnectionError("tinyshakespeare could not be downloaded")
+    monkeypatch.setattr(program, "load_text", offline)
+    assert program.main(["train", "text"]) == 1 and capsys.readouterr().err == "minigpt: tinyshakespeare could not be downloaded\n"
+
+
+def test_an_error_without_words_and_one_of_another_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture):
+    "In a team only an error of the network means that somebody has gone; others keep their own words."
+    def train(error):
+        def fail(*_): raise error
+        monkeypatch.setattr(program, "run", fail)
+        return program.main(["train", "sort", "--out", str(tmp_path)]), capsys.readouterr().err
+    assert train(RuntimeError("")) == (1, "minigpt: RuntimeError\n")
+    lost = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    assert "Connection closed" in train(lost)[1]
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "another process of this run has ended; nothing was saved" in train(lost)[1]
+    assert train(RuntimeError("CUDA out of memory"))[1] == "minigpt: CUDA out of memory\n"
+
+
+def test_prompts_keep_their_accents_and_may_break_lines():
+    words = ["\n", "a", "é"]
+    assert program.prompt_ids("é\\naé", words).tolist() == [[2, 0, 1, 2]] and program.prompt_ids("", words).tolist() == [[0]]
+    assert program.prompt_ids("12 3", ["3", "12"]).tolist() == [[1, 0]]
+
+
+def test_a_log_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    "Killed while the shorter log is written, a run still has the old one."
+    path = tmp_path / "log.csv"
+    path.write_text("step,loss\n1,2\n5,1\n")
+    def killed(*_): raise KeyboardInterrupt
+    with monkeypatch.context() as patch:
+        patch.setattr(program.os, "replace", killed)
+        with pytest.raises(KeyboardInterrupt): program.open_log(path, 3)
+    assert path.read_text() == "step,loss\n1,2\n5,1\n"
+    rows, file = program.open_log(path, 3)
+    with file: rows.writerow([4, 1])
+    assert path.read_text().splitlines() == [",".join(program.COLUMNS), "1,2", "4,1"]

@@ -21,7 +21,7 @@ ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
 
 def command(processes: int, *words: object) -> list[str]:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(processes)] if processes > 1 else []
-    return [sys.executable, *launcher, "-m", "minigpt", "train", "text", *map(str, words)]
+    return [sys.executable, *launcher, "-m", "minigpt", "train", "text", "--device", "cpu", *map(str, words)]
 
 
 def team(processes: int, *words: object) -> subprocess.CompletedProcess:
@@ -95,3 +95,24 @@ def test_parts_add_up_and_bad_numbers_stop_the_run():
     broken = GPT(GPTConfig(vocab_size=9, d_model=16, n_layers=1))
     broken.lm_head.weight.data[0, 0] = torch.nan
     with pytest.raises(NonFiniteLoss, match="step 0"): train(broken, lambda s: (torch.zeros(2, 4).long(),) * 2, TrainConfig(steps=2), take_step=team_step(Team(), 2))
+
+
+def test_parts_that_count_differently_are_refused():
+    "The mean of their losses would not be the loss of the batch."
+    idx = torch.zeros(4, 3, dtype=torch.long)
+    targets = idx.clone()
+    targets[0, 0] = -100
+    with pytest.raises(ValueError, match=r"equally many targets.*\[5, 6\]"): share((idx, targets), Team(0, 2))
+    targets[2, 1] = -100
+    assert len(share((idx, targets), Team(0, 2))) == 1
+
+
+@pytest.mark.unenforced
+def test_a_model_that_nobody_averages_is_refused():
+    step = team_step(Team(0, 2))
+    with pytest.raises(ValueError, match="team_model"): step(torch.nn.Linear(1, 1), None, (torch.zeros(2, 1), torch.zeros(2, 1)), 0, TrainConfig())
+
+
+def test_a_device_that_no_backend_serves_is_refused(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ValueError, match="device cpu or cuda, got 'mps'"), process_group("mps"): pass

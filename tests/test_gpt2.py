@@ -111,3 +111,40 @@ def test_the_published_sizes():
     assert counts == [124_439_808, 354_823_168, 774_030_080, 1_557_611_200]
     assert costs(SMALLEST)["parameters"] == counts[0]
     assert from_gpt2(theirs().state_dict(), GPTConfig(31, 64, 48, 3, 2, gelu="tanh", tied_head=True)).config.d_model == 48
+
+
+def test_a_head_that_is_not_the_table_is_not_dropped_in_silence():
+    weights = dict(theirs().state_dict())
+    weights["lm_head.weight"] = weights["lm_head.weight"] + 1
+    with pytest.raises(ValueError, match="lm_head.weight must be equal to wte.weight"): load_gpt2(weights, n_heads=3)
+
+
+def test_a_model_that_gpt2_cannot_be_is_not_written():
+    from minigpt.rotary import RotaryPositions
+
+    config = GPTConfig(31, 16, 24, 3, 1, gelu="tanh", tied_head=True)
+    with pytest.raises(ValueError, match="position_embedding"): to_gpt2(GPT(config, positions=RotaryPositions))
+    with pytest.raises(ValueError, match="tied_head"): to_gpt2(GPT(GPTConfig()))
+
+
+@pytest.mark.parametrize("said, fits", [({"n_inner": 192}, True), ({"n_inner": None}, True), ({"n_inner": 96}, False), ({"scale_attn_weights": False}, False)], ids=str)
+def test_configs_that_our_classes_do_not_have_are_refused(said: dict, fits: bool, tmp_path):
+    other = theirs()
+    other.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | said))
+    if fits: assert load_gpt2(tmp_path).config.n_heads == 3
+    else:
+        with pytest.raises(ValueError, match=next(iter(said))): load_gpt2(tmp_path)
+
+
+def test_a_file_by_its_path_is_read_with_the_config_beside_it_or_without(tmp_path):
+    other = theirs()
+    other.save_pretrained(tmp_path)
+    idx = torch.randint(31, (1, 7))
+    for path in (tmp_path / "model.safetensors", str(tmp_path / "model.safetensors")):
+        assert load_gpt2(path).config.n_heads == 3 and (load_gpt2(path)(idx) - other(idx).logits).abs().max() < 1e-5
+    (tmp_path / "config.json").unlink()
+    assert (load_gpt2(tmp_path / "model.safetensors", n_heads=3)(idx) - other(idx).logits).abs().max() < 1e-5
+    (tmp_path / "notes.txt").write_text("no tensors")
+    with pytest.raises(ValueError, match="notes.txt must be a safetensors file"): load_gpt2(tmp_path / "notes.txt")

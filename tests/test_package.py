@@ -141,6 +141,52 @@ def test_the_quick_start_runs_there(alone: Path, root: Path, tmp_path: Path):
     run_in(alone, code, tmp_path, **PLAIN_ASCII)
 
 
+def used_on_pages(root: Path) -> set[tuple[str, str]]:
+    "Every name of the package that some page uses: imported in a cell, reached through an imported module, or written out in the text."
+    used: set[tuple[str, str]] = set()
+    for path in notebooks.paths(root):
+        cells = notebooks.read(path)["cells"]
+        text = "\n".join(notebooks.source(c) for c in cells if c["cell_type"] == "markdown")
+        code = ["".join(line for line in notebooks.split(c)[1].splitlines(True) if line[0] not in "%!") for c in cells if c["cell_type"] == "code"]
+        aliases: dict[str, str] = {}
+        for tree in map(ast.parse, code + re.findall(r"```python\n(.*?)```", text, re.S)):
+            for node in ast.walk(tree):
+                if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "minigpt":
+                    used |= {(node.module, alias.name) for alias in node.names}
+                    aliases |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names if (root / "minigpt" / f"{alias.name}.py").exists() and node.module == "minigpt"}
+                if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in aliases: used.add((aliases[node.value.id], node.attr))
+        for module, name in re.findall(r"`minigpt\.(\w+)(?:\.(\w+))?(?:\(\))?`", text): used.add((f"minigpt.{module}", name) if name else ("minigpt", module))
+    return used
+
+
+def test_every_name_that_a_page_uses_exists_there(alone: Path, root: Path, tmp_path: Path):
+    used = sorted(used_on_pages(root))
+    assert len(used) > 120 and {("minigpt", "GPT"), ("minigpt.speed", "race"), ("minigpt.checks", "match")} <= set(used)
+    program = f"import importlib\nfor module, name in {used!r}:\n    try: getattr(importlib.import_module(module), name)\n    except AttributeError: importlib.import_module(f'{{module}}.{{name}}')"
+    run_in(alone, program, tmp_path)
+
+
+def test_every_command_that_a_page_shows_exists_there(alone: Path, root: Path, tmp_path: Path):
+    "`minigpt train sort --steps 60` and its like: each line is parsed by the installed program, options and all."
+    shown = set()
+    for path in notebooks.paths(root):
+        for cell in notebooks.read(path)["cells"]:
+            source = notebooks.source(cell)
+            if cell["cell_type"] == "code": found = re.findall(r"\"(minigpt (?:sort|train|sample|verify|shapes|params)\b[^\"\n]*)\"", source)
+            else: found = re.findall(r"(?:`|^|-m )(minigpt (?:sort|train|sample|verify|shapes|params)\b[^`\n|]*)", source, re.M)
+            shown |= {line.strip() for line in found}
+    assert len(shown) > 8
+    complete = sorted(line for line in shown if line not in ("minigpt train", "minigpt sample", "minigpt sort"))
+    program = f"from minigpt.__main__ import parser\nfor line in {complete!r}: parser().parse_args(line.split()[1:])"
+    run_in(alone, program, tmp_path)
+
+
+def test_the_import_is_quick_since_it_is_lazy(alone: Path, tmp_path: Path):
+    "Nothing heavy is loaded by the import, and everything by the first name that needs it."
+    code = "import sys, minigpt; before = 'torch' in sys.modules; minigpt.GPT; print(before, 'torch' in sys.modules)"
+    assert run_in(alone, code, tmp_path).split() == ["False", "True"]
+
+
 def test_a_forgotten_requirement_would_be_noticed(alone: Path, tmp_path: Path):
     with pytest.raises(AssertionError, match="ModuleNotFoundError"): run_in(alone, "import beartype", tmp_path)
 

@@ -15,7 +15,9 @@ from tools.pages import Book, Chapter, Page, SiteError, dead_links, frame, not_f
 from tools.terms import Term, first_uses
 
 NOTEBOOKS = sorted(p.name for p in (ROOT / "nbs").glob("*.ipynb"))
-PAGES = [re.sub(r"^\d+[a-zA-Z0-9]*_", "", n.lower()).replace(".ipynb", ".html") for n in NOTEBOOKS]  # nbdev's rule
+OF_NOTEBOOKS = [re.sub(r"^\d+[a-zA-Z0-9]*_", "", n.lower()).replace(".ipynb", ".html") for n in NOTEBOOKS]  # nbdev's rule
+REFERENCE = ["reference.html", *(f"reference-{p.stem}.html" for p in sorted((ROOT / "minigpt").glob("*.py")) if p.name[0] != "_")]
+PAGES = OF_NOTEBOOKS + REFERENCE
 
 
 def prose(name: str) -> str:
@@ -27,14 +29,15 @@ def prose(name: str) -> str:
 
 # -- the site of the book -----------------------------------------------------------------------------------------------
 
-def test_every_notebook_has_its_page():
-    assert sorted(pages()) == sorted(PAGES) and len(set(PAGES)) == len(NOTEBOOKS) > 0
+def test_every_notebook_and_every_module_has_its_page():
+    assert sorted(pages()) == sorted(PAGES) and len(set(PAGES)) == len(NOTEBOOKS) + len(REFERENCE) and len(REFERENCE) > 15
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_sidebar_lists_every_page_once(name):
+    "Those of single modules only where the reader is among them."
     links = [a["href"] for a in soup(name).select("nav.mg-side a")]
-    assert sorted(links) == sorted(PAGES)
+    assert sorted(links) == sorted(PAGES if name in REFERENCE else [*OF_NOTEBOOKS, "reference.html"])
     assert [a["href"] for a in soup(name).select("nav.mg-side a[aria-current=page]")] == [name]
 
 
@@ -114,7 +117,7 @@ def test_the_version_of_the_package_is_shown(name):
     assert f"{settings['DEFAULT']['lib_name']} {settings['DEFAULT']['version']}" in footer
 
 
-@pytest.mark.parametrize("source, name", list(zip(NOTEBOOKS, PAGES)))
+@pytest.mark.parametrize("source, name", list(zip(NOTEBOOKS, OF_NOTEBOOKS)))
 def test_every_shown_output_is_on_its_page(source, name):
     "A notebook that was stripped of its outputs would publish as a page without results, and no renderer says so."
     cells = json.loads((ROOT / "nbs" / source).read_text(encoding="utf-8"))["cells"]
@@ -126,7 +129,7 @@ def test_every_shown_output_is_on_its_page(source, name):
     assert stored > 0 or len([c for c in shown if "#| exports" not in "".join(c["source"])]) < 3, f"{source} has no stored output at all"
 
 
-@pytest.mark.parametrize("source, name", list(zip(NOTEBOOKS, PAGES)))
+@pytest.mark.parametrize("source, name", list(zip(NOTEBOOKS, OF_NOTEBOOKS)))
 def test_every_exported_definition_is_shown_and_has_its_fragment(source, name):
     namespace = {}
     exec((ROOT / "minigpt" / "_modidx.py").read_text(encoding="utf-8"), namespace)
@@ -353,7 +356,7 @@ def test_frame_escapes_and_shows_the_version():
     assert "The &lt;parts&gt;." in text and "minigpt 9.8.7" in text and "<title>Layers – minigpt</title>" in text
 
 
-@pytest.mark.parametrize("source, name", list(zip(NOTEBOOKS, PAGES)))
+@pytest.mark.parametrize("source, name", list(zip(NOTEBOOKS, OF_NOTEBOOKS)))
 def test_the_notebook_can_be_downloaded(source, name):
     link = soup(name).select_one("p.mg-about a[download]")
     assert (built() / link["href"]).read_bytes() == (ROOT / "nbs" / source).read_bytes()
@@ -363,7 +366,7 @@ def test_the_notebook_can_be_downloaded(source, name):
 def test_links_to_the_repository_point_at_files_that_exist():
     "With a test address; without one no page shows such a link (see above)."
     address = "https://github.com/someone/book"
-    for source, name in zip(NOTEBOOKS, PAGES):
+    for source, name in zip(NOTEBOOKS, OF_NOTEBOOKS):
         book = Book("minigpt", "A book.", "1", "minigpt", git_url=address, groups=[("", [Chapter(source, name, 'A & "B"')])], branch="main")
         text = frame(Page("<main><p>x</p></main>", book.chapters[0], book))
         links = [a["href"] for a in BeautifulSoup(text, "html.parser").select("p.mg-about a:not([download])")]
@@ -383,7 +386,7 @@ def test_colab_opens_what_stands_on_github(address: str, path: str):
 def test_an_address_that_is_none():
     text = (built() / "404.html").read_text(encoding="utf-8")
     links = [a["href"] for a in BeautifulSoup(text, "html.parser").select("a")]
-    assert sorted(links) == sorted(PAGES) and "does not exist" in text
+    assert sorted(links) == sorted([*OF_NOTEBOOKS, "reference.html"]) and "does not exist" in text
     based = not_found(Book("minigpt", "", "1", "minigpt", groups=[("", [LAYERS])], base="/book/"))
     assert 'href="/book/layers.html"' in based and set(links) <= set(pages())
 
@@ -426,7 +429,7 @@ def test_every_term_of_the_glossary_is_linked_from_a_page_and_links_to_its_chapt
     assert all(dd.select("a")[-1]["href"] in PAGES for dd in soup("glossary.html").select("dl.mg-glossary dd"))
     for name in PAGES:
         links = [a["href"] for a in soup(name).select("a.mg-term")]
-        assert len(links) == len(set(links)) and bool(links) == (name != "glossary.html"), name
+        assert len(links) == len(set(links)) and (name in REFERENCE or bool(links) == (name != "glossary.html")), name
 
 
 @pytest.mark.parametrize("code, coloured", [

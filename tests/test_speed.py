@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from messages import refuses
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,6 +140,26 @@ def test_the_fast_engine_writes_the_same(how: dict):
 def test_models_that_it_does_not_know_are_left_to_the_cache():
     model = pair(positions=RotaryPositions)[0].eval()
     with torch.no_grad(): assert (fast_cached(model)(torch.ones(1, 5).long()) - recompute(model)(torch.ones(1, 5).long())).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", ["no norms", "no residuals", "no mask", "no scale"])
+def test_changed_models_are_left_to_the_cache_as_well(name: str):
+    "Their blocks look like ours from outside; a part within them is another."
+    model = ABLATIONS[name].model(GPTConfig(13, 12, 24, 3, 2, dropout=0.0)).double().eval()
+    quick, slow, text = fast_cached(model), cached(model), torch.randint(13, (2, 5))
+    assert quick.__qualname__ == slow.__qualname__ != fast_cached(pair()[0]).__qualname__
+    with torch.no_grad():
+        if name in ("no mask", "no scale"): refuses(lambda: quick(text), ["cache must be None", "this attention keeps none"])
+        else: assert torch.equal(quick(text), slow(text))
+
+
+def test_a_step_that_fails_is_forgotten():
+    model = pair()[0].eval()
+    quick, text = fast_cached(model), torch.randint(13, (1, 6))
+    with torch.no_grad():
+        quick(text[:, :3])
+        with pytest.raises(IndexError): quick(torch.cat([text[:, :3], torch.tensor([[99]])], 1))
+        assert (quick(text[:, :4]) - recompute(model)(text[:, :4])).abs().max() < 1e-12
 
 
 # Measuring

@@ -68,26 +68,9 @@ def serve(args: argparse.Namespace) -> None:
 
 
 def bench(args: argparse.Namespace) -> None:
-    "The races of chapter 14 on this machine: ratios, the share of the machine's limit, memory."
-    import statistics
-    from dataclasses import replace
-
-    import torch
     from minigpt import speed
-    from minigpt.pictures import Table
 
-    torch.set_num_threads(1)
-    limit = speed.matmul_limit()
-    print(f"a product of two matrices: {limit / 1e9:.1f} GFLOP per second")
-    for name, size in speed.SIZES.items():
-        times = speed.race(speed.contestants(*size), args.rounds)
-        share = {who: speed.step_operations(*size) / statistics.median(taken) / limit for who, taken in times.items()}
-        rows = [row | {"% of the limit": round(100 * share[row[""]]), "MB": "-" if "compiled" in row[""] else str(round(speed.peak_memory(name, row[""])))}
-                for row in speed.ratios(times, "transformers")]
-        print(f"\ntraining steps, {name}, batch {size[1]}\n{Table(rows)}", flush=True)
-    reading = replace(speed.SIZES["2 x 128"][0], context_length=256)
-    for name, config in (("2 x 128", reading), ("6 x 384", speed.SIZES["6 x 384"][0])):
-        print(f"\ngeneration of 200 tokens, {name}\n{Table(speed.ratios(speed.race(speed.writers(config), max(2, args.rounds // 2)), 'transformers'))}", flush=True)
+    speed.bench(args.rounds)
 
 
 COMMANDS = {

@@ -26,6 +26,7 @@ class Chapter:
     title: str  # from its first heading
     description: str = ''  # from the line that starts with >
     group: str = ''  # the part of the book it stands in
+    under: list = field(default_factory=list)  # pages that the sidebar shows below this one, while a reader is there
 
     @property
     def number(self):
@@ -54,6 +55,11 @@ class Book:
 
     @property
     def chapters(self): return [c for _, cs in self.groups for c in cs]
+
+    @property
+    def pages(self):
+        "All pages in reading order, those below others included."
+        return [page for c in self.chapters for page in (c, *c.under)]
 
     def colab(self, source):
         "Where a notebook opens in Google's Colab, which reads from GitHub alone; '' for a repository anywhere else."
@@ -163,7 +169,7 @@ class Page:
             tex = re.sub(r'^\s*(?:\\[(\[]|\${1,2})|(?:\\[)\]]|\${1,2})\s*$', '', span.get_text())
             try: mathml = to_mathml(tex, display)
             except MathError as e:
-                raise SiteError(f'{self.chapter.source}: the formula ${tex.strip()}$ cannot be drawn: {e}') from None
+                raise SiteError(f'{self.chapter.source or self.chapter.page}: the formula ${tex.strip()}$ cannot be drawn: {e}') from None
             span.replace_with(self._parse(self._formula(mathml)))
 
     def _block(self, text, language):
@@ -194,6 +200,7 @@ class Page:
 
     def _define(self, block, source):
         "Mark a cell whose definitions are in the package, and give each of them a fragment of its own."
+        if not self.chapter.source: return  # a page of the reference has no cells
         try: body = ast.parse(source).body
         except SyntaxError: return
         names = []
@@ -276,7 +283,7 @@ class Page:
             if 'dataframe' in _classes(table): table['class'] = ['mg-table']
             table.attrs.pop('border', None)
             table.attrs.pop('data-quarto-postprocess', None)
-            if 'mg-table' not in _classes(table): table['class'] = ['mg-prose-table']
+            if 'mg-table' not in _classes(table): table['class'] = ['mg-prose-table', *({'mg-names'} & set(_classes(table)))]
             for cell in table.find_all(['th', 'td']):
                 if align := re.search(r'text-align:\s*(left|right|center)', cell.get('style') or ''): cell['style'] = f'text-align: {align[1]}'
                 else: cell.attrs.pop('style', None)
@@ -319,7 +326,7 @@ class Page:
         for text in self.soup.find_all(string=_LEFTOVER):
             if text.find_parent(['code', 'pre']) or text.find_parent('td') and text.find_parent(class_='mg-table'): continue  # such a cell holds a result, not markup
             m = _LEFTOVER.search(text)
-            raise SiteError(f'{self.chapter.source}: {m[0].strip()!r} is left on the page as text, in: {" ".join(text.split())[:120]}')
+            raise SiteError(f'{self.chapter.source or self.chapter.page}: {m[0].strip()!r} is left on the page as text, in: {" ".join(text.split())[:120]}')
 
     def _target(self, name):
         "Where a name of the package is defined, as a link from this page, or ''."
@@ -327,7 +334,7 @@ class Page:
         found = self.book.symbols.get(name)
         if found is None:
             found = [f for n, fs in self.book.symbols.items() for f in fs if name == f'{f[0]}.{n}' or name == f'{f[0]}.{n}'.split('.', 1)[1]]
-        pages = {c.page for c in self.book.chapters}
+        pages = {c.page for c in self.book.pages}
         found = [f for f in found or () if f[1] in pages]
         if not found: return ''
         _, page, fragment = next((f for f in found if f[1] == self.chapter.page), found[0])
@@ -338,7 +345,7 @@ class Page:
         seen = set()
         for t in self.soup.find_all(['h2', 'code']):
             if t.name == 'h2': seen.clear(); continue
-            if t.find_parent(['pre', 'h1', 'h2', 'h3', 'h4', 'figure', 'summary', 'button']) or t.find_parent(class_='cell') or t.find_parent(class_='callout-title'): continue
+            if t.find_parent(['pre', 'h1', 'h2', 'h3', 'h4', 'figure', 'summary', 'button']) or t.find_parent(class_=['cell', 'callout-title', 'mg-names']): continue
             link, target = t.find_parent('a'), self._target(t.get_text())
             if not target: continue
             if link is not None and link.get_text() != t.get_text(): continue
@@ -394,6 +401,9 @@ class Page:
     def search_entries(self):
         "What the search finds on this page: its definitions, then its sections with their text."
         c, out = self.chapter, []
+        if not c.source:  # the definitions are found where they are explained; a page of the reference is one entry
+            names = ' '.join(t.get_text() for t in self.soup.select('h2 > code'))
+            return [dict(p=c.title if c.under else f'{c.group}: {c.title}', h='', u=c.page, t=f'{c.description} {names}'.strip())]
         for block in self.soup.select('.mg-exported'):
             module = block.find(class_='mg-from').get_text()
             for name in block['data-names'].split():
@@ -430,13 +440,15 @@ WIDGET = ('weights.js', 'sorter.js', 'watch.js')  # the first is made from the t
 def frame(page: Page) -> str:
     "The whole HTML document of a page."
     c, book, esc = page.chapter, page.book, html.escape
-    chapters = book.chapters
+    chapters = book.pages
     at = chapters.index(c)
-    full = c.title if c.page == 'index.html' else f'{c.title} – {book.title}'
+    of = f'{c.group}: ' if not c.source and not c.under else ''
+    full = c.title if c.page == 'index.html' else f'{of}{c.title} – {book.title}'
     def entry(x):
         number = f'<span class="mg-n">{x.number}</span> ' if x.number else ''
         here = ' aria-current="page"' if x is c else ''
-        return f'<li><a href="{esc(x.page)}"{here}>{number}<span>{esc(x.title)}</span></a></li>'
+        below = '\n<ul>\n' + '\n'.join(map(entry, x.under)) + '\n</ul>\n' if x.under and c in (x, *x.under) else ''
+        return f'<li><a href="{esc(x.page)}"{here}>{number}<span>{esc(x.title)}</span></a>{below}</li>'
     groups = '\n'.join(f'<p>{esc(name)}</p>\n<ul>\n' + '\n'.join(map(entry, cs)) + '\n</ul>' for name, cs in book.groups if cs)
     toc = ''
     if len(page.outline) > 1:
@@ -448,13 +460,13 @@ def frame(page: Page) -> str:
     label = f'<p class="mg-label">{c.label}</p>\n' if c.label else ''
     lead = f'<p class="mg-lead">{page.lead}</p>\n' if page.lead else ''
     scripts = ''.join(f'\n<script src="assets/{name}" defer></script>' for name in WIDGET) if page.widget else ''
-    about = [f'<a href="notebooks/{esc(c.source)}" download>Download the notebook</a>']
-    if book.git_url:
+    about = [f'<a href="notebooks/{esc(c.source)}" download>Download the notebook</a>'] if c.source else []
+    if book.git_url and c.source:
         issue = urlencode(dict(title=f'{c.title}: '))
         if colab := book.colab(c.source): about.append(f'<a href="{esc(colab)}">Run it on Colab</a>')
         about += [f'<a href="{esc(book.git_url)}/blob/{esc(book.branch)}/{esc(book.notebooks)}/{esc(c.source)}">View its source</a>',
                   f'<a href="{esc(book.git_url)}/issues/new?{esc(issue)}">Report a problem</a>']
-    about = f'<p class="mg-about">{" · ".join(about)}</p>\n'
+    about = f'<p class="mg-about">{" · ".join(about)}</p>\n' if about else ''
     foot = [f'{esc(book.package)} {esc(book.version)}'] + ([f'{esc(book.license)} licence'] if book.license else [])
     if book.git_url: foot.append(f'<a href="{esc(book.git_url)}">source</a>')
     return f'''<!DOCTYPE html>

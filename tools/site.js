@@ -20,7 +20,10 @@
 
   // the chapters on a narrow screen
   const menu = one('.mg-menu'), side = one('.mg-side');
-  const open = (yes) => { menu.setAttribute('aria-expanded', yes); side.classList.toggle('mg-open', yes); };
+  const here = one('[aria-current]', side);
+  const reveal = () => { if (here) side.scrollTop = here.offsetTop - side.clientHeight / 2; };  // a long list starts where the reader is
+  reveal();
+  const open = (yes) => { menu.setAttribute('aria-expanded', yes); side.classList.toggle('mg-open', yes); if (yes) reveal(); };
   menu.addEventListener('click', () => open(menu.getAttribute('aria-expanded') !== 'true'));
   document.addEventListener('keydown', (e) => {
     if (e.key === 'Escape' && side.classList.contains('mg-open')) { open(false); menu.focus(); }

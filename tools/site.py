@@ -12,6 +12,7 @@ from pathlib import Path
 import yaml
 from bs4 import BeautifulSoup
 
+from . import reference
 from .notebooks import settings
 from .pages import WIDGET, Book, Chapter, Page, SiteError, dead_links, frame, not_found, read_symbols, search_script
 from .terms import read_terms
@@ -130,22 +131,28 @@ def finish(rendered: Path, book: Book, root: Path, font: bytes | None = None) ->
     "All files of the site, name -> bytes, from what the renderer wrote."
     from .mathml import math_font
     files, entries, texts = {}, [], {}
-    for chapter in book.chapters:
-        made = [p for p in (rendered / chapter.page, rendered / chapter.source.replace('.ipynb', '.html')) if p.is_file()]
-        if not made: raise SiteError(f'{chapter.source}: the renderer wrote no page for it')
-        texts[chapter.page] = made[0].read_text(encoding='utf-8')
+    chapters = book.chapters
+    for chapter in chapters:
+        written = [p for p in (rendered / chapter.page, rendered / chapter.source.replace('.ipynb', '.html')) if p.is_file()]
+        if not written: raise SiteError(f'{chapter.source}: the renderer wrote no page for it')
+        texts[chapter.page] = written[0].read_text(encoding='utf-8')
     book.terms = [term for page, text in texts.items() if 'mg-glossary' in text for term in read_terms(BeautifulSoup(text, 'html.parser'), page)]
-    for chapter in book.chapters:
+    made = reference.make(root, book)
+    for chapter in chapters:
         page = Page(texts[chapter.page], chapter, book)
         files[chapter.page] = frame(page).encode()
         if page.widget:
             files['assets/weights.js'] = weights_script(root / book.package / 'sorter.safetensors').encode()
             files |= {f'assets/{name}': (HERE / name).read_bytes() for name in WIDGET[1:]}
         entries += page.search_entries()
+    for name, (chapter, seen, body) in made.items():
+        page = Page(f'<main>{body}</main>', chapter, seen)
+        files[name] = frame(page).encode()
+        entries += page.search_entries()
     for p in sorted(rendered.rglob('*')):
         name = p.relative_to(rendered).as_posix()
         if p.is_file() and not _CHROME.search(name): files[name] = p.read_bytes()
-    files |= {f'notebooks/{c.source}': (root / 'nbs' / c.source).read_bytes() for c in book.chapters}
+    files |= {f'notebooks/{c.source}': (root / 'nbs' / c.source).read_bytes() for c in chapters}
     files['404.html'] = not_found(book).encode()
     files['styles.css'] = (root / 'nbs' / 'styles.css').read_bytes()
     files['assets/site.js'] = (HERE / 'site.js').read_bytes()
@@ -183,9 +190,9 @@ def _digest(paths, *words):
 def _inputs(root, renderer):
     "A hash of everything a page depends on."
     paths = [p for p in (root / 'nbs').iterdir() if p.is_file() and not p.name.startswith('.')]
-    paths += [root / 'settings.ini', *root.glob('*/_modidx.py'), *root.glob('*/sorter.safetensors')]
-    paths += [HERE / n for n in ('site.py', 'pages.py', 'terms.py', 'mathml.py', 'site.js', *WIDGET[1:])]
-    versions = [_version(n) for n in ('nbdev', 'smalldocs', 'latex2mathml', 'beautifulsoup4', 'pygments', 'ziamath', 'fonttools')]
+    paths += [root / 'settings.ini', *(root / settings(root)['lib_path']).glob('*.py'), *root.glob('*/sorter.safetensors')]
+    paths += [HERE / n for n in ('site.py', 'pages.py', 'reference.py', 'terms.py', 'mathml.py', 'site.js', *WIDGET[1:])]
+    versions = [_version(n) for n in ('nbdev', 'smalldocs', 'markdown-it-py', 'latex2mathml', 'beautifulsoup4', 'pygments', 'ziamath', 'fonttools')]
     return _digest(paths, renderer, str(find_quarto()) if renderer == 'quarto' else '', versions)
 
 
@@ -222,7 +229,7 @@ def build(root: Path,  # the repository
         (out / name).write_bytes(data)
     record.write_text(json.dumps(dict(inputs=inputs, font=font_key, renderer=renderer, files={n: len(d) for n, d in sorted(files.items())})))
     weights = weigh({n: len(d) for n, d in files.items()})
-    _say(f'site: {len(book.chapters)} pages rendered with {renderer} in {out}; {weights["shared"]:,} kB that pages share, a page {weights["median"]:,} kB at the median, '
+    _say(f'site: {len(book.pages)} pages rendered with {renderer} in {out}; {weights["shared"]:,} kB that pages share, a page {weights["median"]:,} kB at the median, '
          f'the largest, {weights["largest"]}, {weights["most"]:,} kB')
     return out
 
