@@ -95,7 +95,7 @@ def share(
         raise ValueError(f"parts must have equally many targets that count, got {sorted(counts)}")
     return parts[team.rank * accumulate : (team.rank + 1) * accumulate]
 
-# %% ../nbs/17_distributed.ipynb #b17a3b11
+# %% ../nbs/17_distributed.ipynb #d0bdb724
 def team_model(
     model: Module,
     team: Team,
@@ -103,7 +103,7 @@ def team_model(
 ) -> Module:
     "The model with its gradients averaged over the team; alone, the model itself."
     if team.size == 1: return model
-    wrapped = torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
     if count is not None: wrapped.register_comm_hook(count, counted)
     if loss := getattr(model, "cross_entropy", None): wrapped.cross_entropy = loss
     return wrapped
