@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['Team', 'device_of_team', 'process_group', 'share', 'team_model', 'counted', 'team_step']
 
-# %% ../nbs/17_distributed.ipynb #b4368b03
+# %% ../nbs/17_distributed.ipynb #4a3751b0
+import gc
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -54,7 +55,7 @@ def device_of_team() -> str:
     "Where a number has to lie that the processes share: cuda for nccl, cpu for gloo."
     return "cuda" if dist.get_backend() == "nccl" else "cpu"
 
-# %% ../nbs/17_distributed.ipynb #6b6237a4
+# %% ../nbs/17_distributed.ipynb #e6a12900
 @contextmanager
 def process_group(
     device: str = "cpu",
@@ -74,7 +75,9 @@ def process_group(
     if ":" in device: torch.cuda.set_device(device)
     dist.init_process_group(backend, timeout=timedelta(minutes=minutes))
     try: yield Team(dist.get_rank(), dist.get_world_size())
-    finally: dist.destroy_process_group()
+    finally:
+        gc.collect()  # a wrapped model that is left over must go before the group does
+        dist.destroy_process_group()
 
 # %% ../nbs/17_distributed.ipynb #cbe7bd1a
 def share(
