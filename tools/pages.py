@@ -35,6 +35,11 @@ class Chapter:
         return str(int(m[1])) if m and 0 < int(m[1]) < 90 else ''
 
     @property
+    def generated(self):
+        "Whether no notebook stands behind it, as for the pages of the reference."
+        return not self.source
+
+    @property
     def label(self): return f'Chapter {self.number}' if self.number else 'Appendix' if re.match(r'9\d_', self.source) else ''
 
 
@@ -200,7 +205,7 @@ class Page:
 
     def _define(self, block, source):
         "Mark a cell whose definitions are in the package, and give each of them a fragment of its own."
-        if not self.chapter.source: return  # a page of the reference has no cells
+        if self.chapter.generated: return  # a page of the reference has no cells
         try: body = ast.parse(source).body
         except SyntaxError: return
         names = []
@@ -401,7 +406,7 @@ class Page:
     def search_entries(self):
         "What the search finds on this page: its definitions, then its sections with their text."
         c, out = self.chapter, []
-        if not c.source:  # the definitions are found where they are explained; a page of the reference is one entry
+        if c.generated:  # the definitions are found where they are explained; a page of the reference is one entry
             names = ' '.join(t.get_text() for t in self.soup.select('h2 > code'))
             return [dict(p=c.title if c.under else f'{c.group}: {c.title}', h='', u=c.page, t=f'{c.description} {names}'.strip())]
         for block in self.soup.select('.mg-exported'):
@@ -442,7 +447,7 @@ def frame(page: Page) -> str:
     c, book, esc = page.chapter, page.book, html.escape
     chapters = book.pages
     at = chapters.index(c)
-    of = f'{c.group}: ' if not c.source and not c.under else ''
+    of = f'{c.group}: ' if c.generated and not c.under else ''
     full = c.title if c.page == 'index.html' else f'{of}{c.title} – {book.title}'
     def entry(x):
         number = f'<span class="mg-n">{x.number}</span> ' if x.number else ''
@@ -460,8 +465,8 @@ def frame(page: Page) -> str:
     label = f'<p class="mg-label">{c.label}</p>\n' if c.label else ''
     lead = f'<p class="mg-lead">{page.lead}</p>\n' if page.lead else ''
     scripts = ''.join(f'\n<script src="assets/{name}" defer></script>' for name in WIDGET) if page.widget else ''
-    about = [f'<a href="notebooks/{esc(c.source)}" download>Download the notebook</a>'] if c.source else []
-    if book.git_url and c.source:
+    about = [f'<a href="notebooks/{esc(c.source)}" download>Download the notebook</a>'] if not c.generated else []
+    if book.git_url and not c.generated:
         issue = urlencode(dict(title=f'{c.title}: '))
         if colab := book.colab(c.source): about.append(f'<a href="{esc(colab)}">Run it on Colab</a>')
         about += [f'<a href="{esc(book.git_url)}/blob/{esc(book.branch)}/{esc(book.notebooks)}/{esc(c.source)}">View its source</a>',

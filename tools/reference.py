@@ -184,7 +184,7 @@ def _overview_page(modules: list[Module], top: dict[str, str], book: Book) -> st
     names = [[link(m, n), _markdown.renderInline(entries[m, n].summary)] for n, m in top.items() if (m, n) in entries]
     pages = [[f'<a href="{m.page}">{_code(m.name)}</a>', _markdown.renderInline(m.doc), str(len(m.entries))] for m in modules]
     return (f'<h2 id="top">What {_code(book.package)} itself hands on</h2>\n<p>These names can be imported from {_code(book.package)}. '
-            f'Each is fetched from its module when it is asked for, so that the import alone takes next to no time.</p>\n{_table(["name", "what it is"], names)}\n'
+            f'Each is fetched from its module when it is asked for, so that the import alone loads nothing heavy, PyTorch included.</p>\n{_table(["name", "what it is"], names)}\n'
             f'<h2 id="modules">The modules</h2>\n<p>One chapter writes one module. Everything that its page defines for the package can be imported from it.</p>\n'
             f'{_table(["module", "what is in it", "names"], pages)}')
 
