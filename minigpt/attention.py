@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import Module
 
-from .layers import Dropout, Linear, check_alike, check_sizes, softmax
+from .layers import Dropout, Linear, at_least_float32, check_alike, check_sizes, softmax
 
 # %% ../nbs/02_attention.ipynb #a75a105a
 def causal_mask(
@@ -46,8 +46,9 @@ def attention_weights(
         raise ValueError(f"q and k must be equally wide, got {tuple(q.shape)} and {tuple(k.shape)}")
     if mask is not None: check_mask(mask, q, k)
     scale = q.shape[-1] ** -0.5 if scale is None else scale
-    scores = q @ k.transpose(-2, -1) * scale  # B H Tq Tk
-    return softmax(scores if mask is None else scores.masked_fill(~mask, -torch.inf))
+    scores = at_least_float32(q) @ at_least_float32(k).transpose(-2, -1) * scale  # B H Tq Tk
+    if mask is not None: scores = scores.masked_fill(~mask, -torch.inf)
+    return softmax(scores).to(q.dtype)
 
 # %% ../nbs/02_attention.ipynb #0f486d48
 def sdpa(

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from .layers import check_sizes, softmax
+from .layers import at_least_float32, check_numbers, check_sizes, softmax
 from .model import GPT, check_batch, evaluating
 
 # %% ../nbs/04_generation.ipynb #661fc256
@@ -20,7 +20,8 @@ def at_temperature(
     logits: Float[Tensor, "*batch V"],
     temperature: float,  # above 0; 1 changes nothing
 ) -> Float[Tensor, "*batch V"]:
-    "Logits divided by the temperature. Raises `ValueError` unless it is a number above 0."
+    "Logits divided by the temperature. Raises `ValueError` unless it is above 0, `TypeError` if it is no number."
+    check_numbers(temperature=temperature)
     if not 0 < temperature < float("inf"):
         raise ValueError(f"temperature must be a number above 0 here, got {temperature}")
     # a temperature below the dtype's smallest number would become 0
@@ -45,11 +46,13 @@ def keep_top_p(
 ) -> Float[Tensor, "*batch V"]:
     """The fewest most probable tokens that reach probability `p`, the others -inf.
 
-    Holtzman et al. 2019. Raises `ValueError` for p outside (0, 1]."""
+    Holtzman et al. 2019. Raises `ValueError` for p outside (0, 1], `TypeError` for no number."""
+    check_numbers(top_p=p)
     if not 0 < p <= 1: raise ValueError(f"top_p must lie in (0, 1], got {p}")
     ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-    shares = softmax(ordered.to(torch.promote_types(ordered.dtype, torch.float32)))
+    shares = softmax(at_least_float32(ordered))
     before = shares.cumsum(-1) - shares  # probability of everything better
+    p = max(p, torch.finfo(shares.dtype).tiny)  # below that, p would become 0, and keep nothing
     if p < 1: ordered = ordered.masked_fill(before >= p, -torch.inf)  # p = 1 keeps everything
     return torch.full_like(logits, -torch.inf).scatter(-1, order, ordered)
 
@@ -76,10 +79,18 @@ def sample(
     top_p: float | None = None,
     generator: torch.Generator | None = None,
 ) -> Int[Tensor, "B"]:
-    "One token per row. Raises `ValueError` for settings outside their range."
+    """One token per row.
+
+    Raises `ValueError` for settings outside their range, and for logits without a largest finite
+    number, as they come from weights that are NaN; `TypeError` for settings that are no numbers."""
+    check_numbers(temperature=temperature)
     if not temperature >= 0:
         raise ValueError(f"temperature must be 0 (greedy) or above, got {temperature}")
-    if temperature > 0: logits = at_temperature(logits - logits.amax(-1, keepdim=True), temperature)
+    logits = at_least_float32(logits)
+    best = logits.amax(-1, keepdim=True)
+    if not best.isfinite().all():
+        raise ValueError(f"logits must be finite at their largest, got {best.flatten().tolist()}")
+    if temperature > 0: logits = at_temperature(logits - best, temperature)
     if top_k is not None: logits = keep_top_k(logits, top_k)
     if top_p is not None: logits = keep_top_p(logits, top_p)
     return draw(softmax(logits), generator) if temperature > 0 else logits.argmax(-1)
