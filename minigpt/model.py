@@ -304,13 +304,13 @@ def tap(
 
 # %% ../nbs/03_model.ipynb #fcdb4983
 def trace_shapes(
-    model: GPT,
+    model: Module,  # a GPT, compiled or not
     idx: Int[Tensor, "B T"],  # token ids
 ) -> dict[str, tuple[int, ...]]:  # name of each step -> shape of the tensor there
     """The journey of a sequence through the first block to the logits, as shapes of the tensors
     of a real run."""
     model = bare(model)
-    attn: Any = model.blocks[0].attn
+    attn = model.blocks[0].attn
     parts = [model.dropout, attn.qkv, attn.weight_dropout, model.blocks[0], model]
     embeddings, qkv, weights, stream, logits = tap(model, idx, parts)
     query = split_heads(qkv[1].chunk(3, dim=-1)[0], attn.n_heads)
@@ -327,7 +327,7 @@ def trace_shapes(
 
 # %% ../nbs/03_model.ipynb #8ed0a00d
 def attention_maps(
-    model: GPT,
+    model: Module,  # a GPT, compiled or not
     idx: Int[Tensor, "B T"],
 ) -> Float[Tensor, "L B H T T"]:  # layer, sequence, head, query, key
     "The attention weights of every layer and head on `idx`."
@@ -337,7 +337,7 @@ def attention_maps(
 
 # %% ../nbs/03_model.ipynb #82381539
 def residual_norms(
-    model: GPT,
+    model: Module,  # a GPT, compiled or not
     idx: Int[Tensor, "B T"],
 ) -> dict[str, float]:  # place -> mean length of the vectors there
     "The norm of the residual stream after the embeddings and after each sublayer, averaged over `idx`."

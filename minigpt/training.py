@@ -20,7 +20,7 @@ from torch.nn import Module
 from tqdm import tqdm
 
 from .layers import check_sizes
-from .model import evaluating, next_token_loss
+from .model import evaluating, exclusive, next_token_loss
 
 # %% ../nbs/05_training.ipynb #7a2c95d6
 def adamw_update(
@@ -214,10 +214,11 @@ def train(
     "Train a model in place. Leaves it in training mode."
     optimizer = optimizer or new_optimizer(model, config)
     stop, losses = config.steps if stop is None else stop, []
-    model.train()
+    with exclusive(model): model.train()
     with progress_bar(start, stop, progress) as bar:
         for step in range(start, stop):
-            losses.append(take_step(model, optimizer, batch_at(step), step, config))
+            batch = batch_at(step)
+            with exclusive(model): losses.append(take_step(model, optimizer, batch, step, config))
             if watch is not None: watch(step + 1, losses[-1])
             bar.update(); bar.set_postfix(loss=f"{losses[-1]:.3f}", refresh=False)
     return losses
