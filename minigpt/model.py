@@ -309,10 +309,10 @@ def trace_shapes(
 ) -> dict[str, tuple[int, ...]]:  # name of each step -> shape of the tensor there
     """The journey of a sequence through the first block to the logits, as shapes of the tensors
     of a real run."""
-    model = bare(model)
-    attn = model.blocks[0].attn
-    parts = [model.dropout, attn.qkv, attn.weight_dropout, model.blocks[0], model]
-    embeddings, qkv, weights, stream, logits = tap(model, idx, parts)
+    plain = bare(model)
+    attn = plain.blocks[0].attn
+    parts = [plain.dropout, attn.qkv, attn.weight_dropout, plain.blocks[0], plain]
+    embeddings, qkv, weights, stream, logits = tap(plain, idx, parts)
     query = split_heads(qkv[1].chunk(3, dim=-1)[0], attn.n_heads)
     steps = {
         "ids": idx,

@@ -21,6 +21,7 @@ KERNELSPEC = {"display_name": "python3", "language": "python", "name": "python3"
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TQDM_DISABLE": "1", "PYTHONHASHSEED": "0"}
 WORKERS = 2
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "CUDA_HOME": "", "CUDA_PATH": ""}  # outputs are a CPU's everywhere; without the paths torch says nothing of a missing runtime
 TRANSPORT = "ipc" if os.name == "posix" else "tcp"
 
 
@@ -29,11 +30,11 @@ class Failed(Exception):
 
 
 def environment(root: Path, **extra: str) -> dict[str, str]:
-    "The environment in which notebooks run: one thread, no progress bars, the checkout first, nothing of the user's settings."
+    "The environment in which notebooks run: one thread, no GPU, no progress bars, the checkout first, nothing of the user's settings."
     matplotlib = find_spec("matplotlib")
     defaults = {"MATPLOTLIBRC": str(Path(matplotlib.origin).parent / "mpl-data" / "matplotlibrc")} if matplotlib and matplotlib.origin else {}
     inherited = {k: v for k, v in os.environ.items() if k not in ("MPLBACKEND", "MINIGPT_REFRESH", "IN_TEST", "PYTHONSTARTUP")}
-    return inherited | defaults | ONE_THREAD | {"PYTHONPATH": str(root), "PYTHONUTF8": "1"} | extra
+    return inherited | defaults | ONE_THREAD | NO_GPU | {"PYTHONPATH": str(root), "PYTHONUTF8": "1"} | extra
 
 
 # Export
