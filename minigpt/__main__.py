@@ -259,7 +259,7 @@ def start(job: Job, out: Path, options: Options) -> tuple[GPT, AdamW, int]:
         )
     else:
         found = None
-    torch.manual_seed(options.seed)
+    torch.manual_seed(options.seed % 2**64)
     model = found.model if found else GPT(job.model, positions=job.positions)
     if options.fused:
         fused(model)
@@ -315,7 +315,7 @@ def run(
     `save_checkpoint` do."""
     model, optimizer, step = start(job, out, options)
     out.mkdir(parents=True, exist_ok=True)
-    if not team.first: torch.manual_seed(options.seed + 1_000_003 * team.rank + step)
+    if not team.first: torch.manual_seed((options.seed + 1_000_003 * team.rank + step) % 2**64)
     log = open_log(out / "log.csv" if team.first else Path(os.devnull), step)
     def batch_at(step): return job.batch_at(step, options.seed)
     def save(step):
@@ -404,7 +404,7 @@ def cmd_verify(args: argparse.Namespace) -> None:
     from minigpt.pictures import Table
     from minigpt.speed import verification
 
-    torch.manual_seed(args.seed)
+    torch.manual_seed(args.seed % 2**64)
     with torch.device(pick_device(args.device)): rows = verification()
     print(Table(rows))
     print(

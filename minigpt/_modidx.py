@@ -416,6 +416,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                   'minigpt.training.new_optimizer': ('training.html#new_optimizer', 'minigpt/training.py'),
                                   'minigpt.training.pick_device': ('training.html#pick_device', 'minigpt/training.py'),
                                   'minigpt.training.progress_bar': ('training.html#progress_bar', 'minigpt/training.py'),
+                                  'minigpt.training.random_at': ('training.html#random_at', 'minigpt/training.py'),
                                   'minigpt.training.seeded': ('training.html#seeded', 'minigpt/training.py'),
                                   'minigpt.training.train': ('training.html#train', 'minigpt/training.py'),
                                   'minigpt.training.train_step': ('training.html#train_step', 'minigpt/training.py')}}}

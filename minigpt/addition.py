@@ -28,7 +28,7 @@ from minigpt.sorting import (
     part_of,
 )
 from .sorting import train_on, with_answers
-from .training import TrainConfig
+from .training import TrainConfig, random_at
 
 # %% ../nbs/09_addition.ipynb #5c287a01
 def to_numbers(
@@ -154,7 +154,7 @@ class AddTask:
 
     def batch_at(self, step: int, seed: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
         "The training batch of a step, inputs and targets; a function of step and seed alone."
-        size, key = self.batch_size, seed * 1_000_003 + step
+        size, key = self.batch_size, random_at(step, seed).initial_seed()
         pairs = sums_of(TRAIN, size, self.n_digits, self.base, self.chains, key)
         return with_answers(*self.questions(pairs))
 

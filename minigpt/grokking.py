@@ -19,7 +19,7 @@ from torch.nn import Module
 
 from .layers import check_sizes
 from .model import GPT, GPTConfig, cross_entropy, evaluating
-from .training import AdamW, TrainConfig, decay_groups, seeded, train
+from .training import AdamW, TrainConfig, decay_groups, random_at, seeded, train
 
 # %% ../nbs/10_grokking.ipynb #0a01bd26
 OPERATIONS = {  # sign -> (a, b, p) -> answer
@@ -94,7 +94,7 @@ def batch_of(
     seed: int,
 ) -> tuple[Int[Tensor, "B 2"], Int[Tensor, "B 2"]]:
     "The training batch of a step, drawn from `pairs`; the target of the first position is -100."
-    generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+    generator = random_at(step, seed)
     idx = pairs[torch.randint(len(pairs), (task.batch_size,), generator=generator)]
     answers = task.answers(idx)
     return idx, torch.stack([torch.full_like(answers, -100), answers], dim=1)

@@ -40,7 +40,7 @@ from .model import GPT, GPTConfig, LearnedPositions
 from .rotary import RotaryPositions
 from .sorting import spread
 from .training import AdamW, TrainConfig, copy_averages, decay_groups, evaluate
-from .training import matrices_only, new_optimizer, progress_bar, seeded, train
+from .training import matrices_only, new_optimizer, progress_bar, random_at, seeded, train
 from .training import train_step
 
 # %% ../nbs/11_language.ipynb #5d7a0f9b
@@ -289,7 +289,7 @@ class TextTask:
 
     def batch_at(self, step: int, seed: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
         "The training batch of a step, inputs and targets; a function of step and seed alone."
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        generator = random_at(step, seed)
         last = self.cut - self.context_length
         starts = torch.randint(last, (self.batch_size, 1), generator=generator)
         windows = self.ids[starts + torch.arange(self.context_length + 1)]

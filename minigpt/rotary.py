@@ -22,7 +22,7 @@ from .layers import check_sizes
 from .model import GPT, GPTConfig, LearnedPositions
 from .sorting import HELD_OUT, VALIDATION, Run, draw_rows, exactly_answered, random_rows
 from .sorting import train_on, with_answers
-from .training import TrainConfig, progress_bar
+from .training import TrainConfig, progress_bar, random_at
 
 # %% ../nbs/08_rotary.ipynb #319fee2e
 def rotation_angles(
@@ -117,7 +117,7 @@ class LengthTask:
 
     def batch_at(self, step: int, seed: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
         "The training batch of a step, inputs and targets; a function of step and seed alone."
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        generator = random_at(step, seed)
         n = self.lengths[int(torch.randint(len(self.lengths), (), generator=generator))]
         def draw(k): return random_rows(k, n, self.base, self.repeats, generator)
         return with_answers(*sort_question(draw_rows(draw, self.batch_size), self.base))

@@ -28,7 +28,7 @@ from torch.nn import Module
 from .generation import generate
 from .layers import check_sizes
 from .model import GPT, PRESETS, GPTConfig, evaluating
-from .training import TrainConfig, seeded, train
+from .training import TrainConfig, random_at, seeded, train
 
 # %% ../nbs/06_sorting.ipynb #591fd45c
 def all_rows(
@@ -152,7 +152,7 @@ class SortTask:
 
     def batch_at(self, step: int, seed: int = 0) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
         "The training batch of a step, inputs and targets; a function of step and seed alone."
-        generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
+        generator = random_at(step, seed)
         def draw(n): return random_rows(n, self.length, self.base, self.repeats, generator)
         return sorting_batch(draw_rows(draw, self.batch_size, parts=partial(part_of, by=self.by)))
 

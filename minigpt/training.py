@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['adamw_update', 'AdamW', 'copy_averages', 'matrices_only', 'decay_groups', 'lr_at', 'clip_gradients', 'TrainConfig',
-           'train_step', 'NonFiniteLoss', 'train', 'progress_bar', 'new_optimizer', 'seeded', 'pick_device', 'evaluate']
+           'train_step', 'NonFiniteLoss', 'train', 'progress_bar', 'new_optimizer', 'seeded', 'random_at',
+           'pick_device', 'evaluate']
 
 # %% ../nbs/05_training.ipynb #e1395459
 import math
@@ -248,8 +249,13 @@ def seeded(seed: int) -> Iterator[None]:
     """Torch's random numbers, on the CPU and on CUDA's GPUs, start from `seed` inside the `with`, and
     go on undisturbed after it."""
     with torch.random.fork_rng(devices=range(torch.cuda.device_count())):
-        torch.manual_seed(seed)
+        torch.manual_seed(seed % 2**64)
         yield
+
+# %% ../nbs/05_training.ipynb #cfefeb4d
+def random_at(step: int, seed: int = 0) -> torch.Generator:
+    "The random numbers of a step: a generator that depends on step and seed alone, on the CPU."
+    return torch.Generator().manual_seed((seed * 1_000_003 + step) % 2**64)
 
 # %% ../nbs/05_training.ipynb #6ec904ee
 def pick_device(
