@@ -19,7 +19,7 @@ from torch.nn import Module
 
 from .attention import MultiHeadAttention, attention_weights
 from .attention import join_heads, sdpa, split_heads
-from .generation import generate
+from .generation import NonFiniteLogits, generate
 from .model import GPT, PRESETS, Block, GPTConfig, LearnedPositions, init_weights
 from .rotary import NoPositions
 from .sorting import SortTask, exactly_answered
@@ -252,8 +252,11 @@ def ablate(
         except NonFiniteLoss:
             pass  # the outcome tells after how many steps
     forced = exactly_answered(model, rows, answers).float().mean().item()
-    out = generate(model, rows, answers.shape[1], temperature=0)[:, rows.shape[1] :]
-    generated = (out == answers).all(-1).float().mean().item()
+    try:
+        out = generate(model, rows, answers.shape[1], temperature=0)[:, rows.shape[1] :]
+        generated = (out == answers).all(-1).float().mean().item()
+    except NonFiniteLogits:
+        generated = 0.0  # a model that breaks down on a row is given no credit for the others
     last = losses[-20:]
     loss = sum(last) / max(1, len(last))
     return Outcome(n_layers, seed, loss, forced, generated, len(losses))

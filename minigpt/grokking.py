@@ -17,6 +17,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import Module
 
+from .generation import most_probable
 from .layers import check_sizes
 from .model import GPT, GPTConfig, cross_entropy, evaluating
 from .training import AdamW, TrainConfig, decay_groups, random_at, seeded, train
@@ -109,7 +110,7 @@ def score(
     pairs = pairs.to(next(model.parameters()).device)
     with evaluating(model): logits = model(pairs)[:, -1]
     answers = task.answers(pairs)
-    right = (logits.argmax(-1) == answers).float().mean()
+    right = (most_probable(logits) == answers).float().mean()
     return right.item(), cross_entropy(logits, answers).item()
 
 # %% ../nbs/10_grokking.ipynb #3926ed4a

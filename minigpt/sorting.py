@@ -25,7 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import Module
 
-from .generation import generate
+from .generation import generate, most_probable
 from .layers import check_sizes
 from .model import GPT, PRESETS, GPTConfig, evaluating
 from .training import TrainConfig, random_at, seeded, train
@@ -183,7 +183,7 @@ def exactly_answered(
     with evaluating(model):
         for parts in zip(questions.split(batch_size), answers.split(batch_size)):
             idx, targets = (part.to(device) for part in with_answers(*parts))
-            right.append((model(idx)[:, tail].argmax(-1) == targets[:, tail]).all(-1))
+            right.append((most_probable(model(idx)[:, tail]) == targets[:, tail]).all(-1))
     return torch.cat(right)
 
 # %% ../nbs/06_sorting.ipynb #2f11ec66
