@@ -240,13 +240,11 @@ def ablate(
 ) -> Outcome:
     "Train a changed model on sorting and score it. Everything random comes from the seed."
     losses, (rows, answers) = [], questions(task, n)
-    if not change.warmup:
-        config = replace(config, warmup=0)
+    if not change.warmup: config = replace(config, warmup=0)
     with seeded(seed):
         model = change.model(replace(model_config, n_layers=n_layers))
-        batch_at, watch = partial(task.batch_at, seed=seed), lambda step, loss: losses.append(
-            loss
-        )
+        batch_at = partial(task.batch_at, seed=seed)
+        def watch(step, loss): losses.append(loss)
         try:
             train(model, batch_at, config, watch=watch, progress=progress)
         except NonFiniteLoss:

@@ -88,9 +88,8 @@ def config_of(weights: Mapping[str, Tensor], n_heads: int | None = None) -> GPTC
             raise ValueError(f"weights must hold the matrix {name}")
     (V, C), T = weights["wte.weight"].shape, len(weights["wpe.weight"])
     layers = {name.split(".")[1] for name in weights if name.startswith("h.")}
-    return GPTConfig(
-        V, T, C, n_heads or max(1, C // 64), len(layers), gelu="tanh", tied_head=True
-    )
+    heads = max(1, C // 64) if n_heads is None else n_heads
+    return GPTConfig(V, T, C, heads, len(layers), gelu="tanh", tied_head=True)
 
 # %% ../nbs/16_gpt2.ipynb #541e49ef
 def from_gpt2(weights: Mapping[str, Tensor], config: GPTConfig) -> GPT:
@@ -167,7 +166,9 @@ def read_gpt2_config(
 ) -> GPTConfig:
     "The config in a folder, where there is one. Raises `ValueError` for what our classes do not have."
     path = folder / "config.json"
-    said: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    try: said: Any = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    except ValueError as error: raise ValueError(f"{path} must hold JSON: {error}") from None
+    if not isinstance(said, dict): raise ValueError(f"{path} must hold an object, got {said!r}")
     if (wide := said.get("n_inner")) not in (None, 4 * said.get("n_embd", 0)):
         raise ValueError(f"{path}: n_inner must be 4 times n_embd, got {wide}")
     wanted = {
@@ -181,7 +182,9 @@ def read_gpt2_config(
     for field, value in wanted.items():
         if said.get(field, value) != value:
             raise ValueError(f"{path}: {field} must be {value!r}, got {said[field]!r}")
-    return config_of(stripped(weights), n_heads or said.get("n_head"))
+    if n_heads is not None: return config_of(stripped(weights), n_heads)
+    try: return config_of(stripped(weights), said.get("n_head"))
+    except (ValueError, TypeError) as error: raise ValueError(f"{path}: {error}") from None
 
 # %% ../nbs/16_gpt2.ipynb #ceb149dc
 def downloaded(name: str) -> Path:

@@ -16,7 +16,6 @@ import math
 import os
 import random
 import re
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -35,13 +34,13 @@ from torch import Tensor
 from torch.nn import Module
 
 from .cache import generate
-from .layers import check_ids, check_sizes
-from .model import GPT, GPTConfig, LearnedPositions
+from .layers import check_ids, check_numbers, check_sizes
+from .model import GPT, GPTConfig, LearnedPositions, bare, exclusive
 from .rotary import RotaryPositions
-from .sorting import spread
-from .training import AdamW, TrainConfig, copy_averages, decay_groups, evaluate
-from .training import matrices_only, new_optimizer, progress_bar, random_at, seeded, train
-from .training import train_step
+from .sorting import replacing, spread, weights_to_save
+from .training import AdamW, TrainConfig, check_rates, copy_averages, decay_groups
+from .training import evaluate, matrices_only, new_optimizer, progress_bar, random_at
+from .training import seeded, train, train_step, undisturbed
 
 # %% ../nbs/11_language.ipynb #5d7a0f9b
 TINY_SHAKESPEARE = (  # where `shakespeare` gets the text if there is no copy
@@ -67,12 +66,7 @@ def download(
         raise ConnectionError(f"{url} could not be downloaded: {error}") from None
     check_sha256(content, sha256, url)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=path.name + ".")
-    try:
-        with os.fdopen(handle, "wb") as file: file.write(content)
-        os.replace(temporary, path)
-    finally:
-        Path(temporary).unlink(missing_ok=True)
+    with replacing(path) as new: new.write_bytes(content)
 
 # %% ../nbs/11_language.ipynb #e52baebb
 def check_sha256(
@@ -117,14 +111,16 @@ def load_text(
 
 # %% ../nbs/11_language.ipynb #30b70e7a
 def decoded(content: bytes, name: Path | str) -> str:
-    "A text from its bytes. Raises `ValueError` if there are none, or if they are no UTF-8."
+    """A text from its bytes, each line ended by a newline alone.
+
+    Raises `ValueError` if there are no bytes, or if they are no UTF-8."""
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{name} must be text in UTF-8: {error}") from None
     if not text:
         raise ValueError(f"{name} must hold some text, got an empty file")
-    return text.replace("\r\n", "\n")
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 # %% ../nbs/11_language.ipynb #03f5d5d3
 def plain_text(
@@ -377,15 +373,16 @@ def train_for(
 ) -> list[float]:  # the loss of each step
     "Train for a time instead of a number of steps. Raises `ValueError` unless it is above 0."
     if not seconds > 0: raise ValueError(f"seconds must be above 0, got {seconds}")
-    model.train()
+    with exclusive(model): model.train()
     optimizer = optimizer or new_optimizer(model, config)
     losses: list[float] = []
     config = Deadline(**asdict(config), seconds=seconds)
     with progress_bar(0, round(seconds), progress) as bar:
         while config.passed() < 1:
-            step = len(losses)
-            losses.append(train_step(model, optimizer, batch_at(step), step, config))
-            if watch is not None: watch(step + 1, losses[-1])
+            step, batch = len(losses), batch_at(len(losses))
+            with exclusive(model): losses.append(train_step(model, optimizer, batch, step, config))
+            with undisturbed(model):
+                if watch is not None: watch(step + 1, losses[-1])
             bar.n = round(config.passed() * seconds); bar.refresh()
     return losses
 
@@ -421,10 +418,10 @@ def train_text(
     validation, notes, start = dict[int, float](), dict[int, object](), time.perf_counter()
 
     def watch(step, loss=None):
-        due = step in every if isinstance(every, Sequence) else step % every == 0
-        if not due: return
+        if step not in every if isinstance(every, Sequence) else step % every: return
         validation[step] = text_loss(model, task, n_validation)
-        if note is not None: notes[step] = note(model)
+        if note is not None:
+            with undisturbed(model): notes[step] = note(model)
 
     loop = train if seconds is None else partial(train_for, seconds)
     with seeded(seed):
@@ -495,11 +492,11 @@ class Muon(AdamW):
     """Muon for the matrices inside the blocks, with `relative` times the learning rate of AdamW,
     which is for all other parameters.
 
-    Raises `ValueError` for settings outside their range."""
+    Raises `ValueError` for settings outside their range, `TypeError` for what is no number."""
 
-    def __init__(
-        self, model: Module, config: TrainConfig, relative: float = 7.0, momentum: float = 0.95
-    ):
+    def __init__(self, model: Module, config: TrainConfig, relative=7.0, momentum=0.95):
+        check_numbers(momentum=momentum)
+        check_rates(relative=relative)
         if not relative > 0: raise ValueError(f"relative must be above 0, got {relative}")
         if not 0 <= momentum < 1: raise ValueError(f"momentum must lie in [0, 1), got {momentum}")
         hidden = {p for name, p in model.named_parameters() if hidden_matrix(name, p)}
@@ -543,11 +540,13 @@ def make_positions(kind: str, **settings: object) -> Callable[[GPTConfig], Modul
 
 # %% ../nbs/11_language.ipynb #6b458455
 def save_text_model(model: GPT, tokenizer: CharTokenizer, path: Path | str) -> None:
-    """Write a model with its tokenizer into a safetensors file, in one atomic step.
+    """Write a model, compiled or not, with its tokenizer into a safetensors file. What was written is
+    read back before it replaces an older file.
 
-    Raises `ValueError` if they do not belong together, or for positions of another kind."""
-    V, path = model.config.vocab_size, Path(path)
-    if len(tokenizer) != V:
+    Raises `ValueError` if they do not belong together, or for positions of another kind, and as
+    `replacing` does."""
+    model = bare(model)
+    if len(tokenizer) != (V := model.config.vocab_size):
         raise ValueError(f"vocab_size={V} does not fit an alphabet of {len(tokenizer)}")
     positions = describe_positions(model.position_embedding)
     about = {
@@ -555,10 +554,9 @@ def save_text_model(model: GPT, tokenizer: CharTokenizer, path: Path | str) -> N
         "alphabet": tokenizer.alphabet,
         "positions": positions,
     }
-    weights = {name: weight.contiguous() for name, weight in model.state_dict().items()}
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        save_file(weights, Path(folder) / "new", metadata={"text model": json.dumps(about)})
-        os.replace(Path(folder) / "new", path)
+    with replacing(path) as new:
+        save_file(weights_to_save(model), new, metadata={"text model": json.dumps(about)})
+        load_text_model(new)
 
 # %% ../nbs/11_language.ipynb #ce14d83e
 def load_text_model(path: Path | str) -> tuple[GPT, CharTokenizer]:

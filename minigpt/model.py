@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PRESETS', 'TURNS', 'GPTConfig', 'LearnedPositions', 'FeedForward', 'Block', 'GPT', 'positions_of', 'check_batch',
-           'init_weights', 'parameter_table', 'cross_entropy', 'next_token_loss', 'evaluating', 'bare', 'exclusive',
-           'tap', 'trace_shapes', 'attention_maps', 'residual_norms']
+           'init_weights', 'parameter_table', 'cross_entropy', 'next_token_loss', 'evaluating', 'same_modes', 'bare',
+           'exclusive', 'tap', 'trace_shapes', 'attention_maps', 'residual_norms']
 
 # %% ../nbs/03_model.ipynb #e3e81dee
 import math
@@ -264,11 +264,16 @@ def evaluating(
 ) -> Iterator[Module]:
     """Evaluation mode without gradients, for the time of a `with`; afterwards each module is in
     the mode it was in. Other threads that would use the model by this book's functions wait."""
-    with exclusive(model), torch.no_grad():
-        modes = [(module, module.training) for module in model.modules()]
-        try: yield model.eval()
-        finally:
-            for module, training in modes: module.training = training
+    with exclusive(model), torch.no_grad(), same_modes(model): yield model.eval()
+
+# %% ../nbs/03_model.ipynb #a9ef34a6
+@contextmanager
+def same_modes(model: Module) -> Iterator[None]:
+    "After the `with`, each module is in the mode it was in, training or evaluation."
+    modes = [(module, module.training) for module in model.modules()]
+    try: yield
+    finally:
+        for module, training in modes: module.training = training
 
 # %% ../nbs/03_model.ipynb #b83ccbe4
 def bare(model: Module) -> Any:

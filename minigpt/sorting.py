@@ -5,13 +5,16 @@
 # %% auto #0
 __all__ = ['TRAIN', 'VALIDATION', 'HELD_OUT', 'SORT_CONFIG', 'all_rows', 'stable_hash', 'part_of', 'with_answers',
            'sorting_batch', 'random_rows', 'draw_rows', 'SortTask', 'spread', 'exactly_answered', 'exactly_sorted',
-           'sort_digits', 'Run', 'train_on', 'train_sorter', 'save_sorter', 'shipped_sorter', 'load_sorter',
-           'sorter_origin']
+           'sort_digits', 'Run', 'train_on', 'train_sorter', 'replacing', 'save_sorter', 'weights_to_save',
+           'shipped_sorter', 'load_sorter', 'sorter_origin']
 
 # %% ../nbs/06_sorting.ipynb #b3331a34
 import json
+import os
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib.resources import files
@@ -27,7 +30,7 @@ from torch.nn import Module
 
 from .generation import generate, most_probable
 from .layers import check_sizes
-from .model import GPT, PRESETS, GPTConfig, evaluating
+from .model import GPT, PRESETS, GPTConfig, bare, evaluating, exclusive
 from .training import TrainConfig, random_at, seeded, train
 
 # %% ../nbs/06_sorting.ipynb #591fd45c
@@ -140,9 +143,7 @@ class SortTask:
         if not 0 <= self.repeats <= 1:
             raise ValueError(f"repeats must lie in [0, 1], got {self.repeats}")
         if self.base**self.length < 1000 and not len(self.rows(TRAIN)):
-            raise ValueError(
-                f"length={self.length} and base={self.base} leave no row to train on"
-            )
+            raise ValueError(f"length={self.length} and base={self.base} leave no row to train on")
         part_of(torch.zeros(1, self.length, dtype=torch.long), self.by)  # refuses a wrong `by`
 
     def rows(self, part: int) -> Int[Tensor, "N length"]:
@@ -159,6 +160,7 @@ class SortTask:
     def validation(self, n: int) -> tuple[Int[Tensor, "N length"], Int[Tensor, "N length"]]:
         "At most `n` validation rows, spread over the whole part, and the same rows in order."
         rows = spread(self.rows(VALIDATION), n)
+        if not len(rows): raise ValueError(f"{self} leaves no row to validate on")
         return rows, rows.sort(-1).values
 
 # %% ../nbs/06_sorting.ipynb #aedd1d0a
@@ -235,9 +237,13 @@ def train_on(
     n_validation: int = 1000,  # validation questions per measurement
     progress: bool | None = None,  # show a bar; None: on a terminal
 ) -> Run:
-    "Train on a task. All that is random comes from the seed; the global generator is left alone."
+    """Train on a task. All that is random comes from the seed; the global generator is left alone.
+
+    Raises `ValueError` if there is nothing to validate on."""
+    check_sizes(every=every, n_validation=n_validation)
     start, accuracy = time.perf_counter(), {}
     questions, answers = task.validation(n_validation)
+    if not len(questions): raise ValueError(f"{task} must have validation questions, got none")
 
     def watch(step, loss=None):
         if step % every and step != config.steps: return
@@ -268,27 +274,50 @@ def train_sorter(
     "Train a sorter, with `train_on`."
     return train_on(task, lambda: GPT(model_config), config, seed, every, n_validation, progress)
 
+# %% ../nbs/06_sorting.ipynb #c195e3d6
+@contextmanager
+def replacing(path: Path | str) -> Iterator[Path]:
+    """A new file's name; when the `with` has ended well, that file takes the place of `path`, in one
+    step.
+
+    Raises `FileNotFoundError` for a folder that is not there, and `ValueError` if `path` is
+    anything but a regular file: a folder, a device, a pipe."""
+    place = Path(path).resolve()
+    if not place.parent.is_dir(): raise FileNotFoundError(f"there is no folder {place.parent}")
+    if place.exists() and not place.is_file():
+        raise ValueError(f"{path} is no regular file, and is not replaced; name another one")
+    with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as folder:
+        yield Path(folder) / place.name
+        os.replace(Path(folder) / place.name, place)
+
 # %% ../nbs/06_sorting.ipynb #e9367506
 def save_sorter(
     run: Run,
     path: Path | str,
     **origin: object,  # more about where it comes from
 ) -> None:
-    "Write a sorter as safetensors, with its config and origin in the file's metadata."
+    """Write a sorter as safetensors, with its config and origin in the file's metadata. What was
+    written is read back before it replaces an older file. Raises as `replacing` does."""
+    model = bare(run.model)
     origin = {
         "seed": run.seed,
         "steps": len(run.losses),
         "seconds": round(run.seconds),
-        "config": asdict(run.model.config),
+        "config": asdict(model.config),
         **origin,
     }
-    save_file(
-        {name: w.contiguous() for name, w in run.model.state_dict().items()},
-        path,
-        metadata={
-            "origin": json.dumps(origin)
-        },  # one entry, since the order of several is random
-    )
+    about = {"origin": json.dumps(origin)}  # one entry, since the order of several is random
+    with replacing(path) as new:
+        save_file(weights_to_save(model), new, metadata=about)
+        load_sorter(new)
+
+# %% ../nbs/06_sorting.ipynb #ff6f152f
+def weights_to_save(model: Module) -> dict[str, Tensor]:
+    "The weights under the names of the model itself, each a copy of its own, a tied head's too."
+    model = bare(model)
+    with exclusive(model):
+        weights = model.state_dict()
+        return {name: w.detach().clone().contiguous() for name, w in weights.items()}
 
 # %% ../nbs/06_sorting.ipynb #cc17cb43
 def shipped_sorter() -> Path:

@@ -24,14 +24,15 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.autograd.graph import increment_version
 from torch.nn import Module, ModuleList
 
 from .attention import MultiHeadAttention, causal_mask, sdpa
-from .cache import cached, generate
+from .cache import cached, generate, version_of
 from .checks import Match, match, match_modules
 from .generation import recompute
 from .layers import GELU, Dropout, Embedding, LayerNorm, Linear
-from .layers import embedding, gelu, gelu_tanh, layer_norm, linear, softmax
+from .layers import check_ids, embedding, gelu, gelu_tanh, layer_norm, linear, softmax
 from .model import GPT, Block, FeedForward, GPTConfig, LearnedPositions, cross_entropy
 from .training import AdamW, TrainConfig, new_optimizer, train_step
 
@@ -46,6 +47,8 @@ def comparisons() -> Iterator[tuple[str, Callable[[], Match]]]:  # a part's name
     def causal(q, k, v): return F.scaled_dot_product_attention(q, k, v, is_causal=True)
     def ours(q, k, v): return sdpa(q, k, v, mask)
     yield "softmax", lambda: match(softmax, lambda x: F.softmax(x, -1), 30 * x)
+    hidden = torch.tensor([[3.0, -torch.inf], [0.5, -torch.inf]])
+    yield "softmax, one visible", lambda: match(softmax, lambda x: F.softmax(x, -1), hidden)
     yield "linear", lambda: match(linear, F.linear, x, torch.randn(5, 16), torch.randn(5))
     yield "embedding", lambda: match(embedding, F.embedding, ids, torch.randn(9, 4))
     yield "layer norm", lambda: match(layer_norm, normed, x, *torch.randn(2, 16))
@@ -158,6 +161,7 @@ class FusedAdamW(AdamW):
         self.t += 1
         for group in self.inner.param_groups: group["lr"] = self.lr if lr is None else lr
         self.inner.step()
+        for p, *_ in self.entries: increment_version(p)  # the kernel writes without counting
 
     def load_state_dict(self, state: dict) -> None:
         super().load_state_dict(state)
@@ -168,7 +172,8 @@ def fused_cross_entropy(
     logits: Float[Tensor, "N V"],
     targets: Int[Tensor, "N"],  # -100: not counted
 ) -> Float[Tensor, ""]:
-    "`cross_entropy` by torch's kernel."
+    "`cross_entropy` by torch's kernel. Raises as it."
+    check_ids(targets.masked_fill(targets == -100, 0), logits.shape[-1], "targets")
     return F.cross_entropy(logits, targets.long())
 
 # %% ../nbs/14_speed.ipynb #6b7ca256
@@ -249,23 +254,26 @@ def fast_cached(
     model: GPT,
 ) -> Callable[[Tensor], Tensor]:  # ids so far (B, T) -> logits (B, V) for the next one
     """As `cached`, by torch's kernels and with fewer calls, for models of our own parts with learned
-    positions; others are left to `cached`. Dropout and hooks are passed over."""
+    positions; others are left to `cached`. Dropout and hooks are passed over, and so is a part that
+    is exchanged afterwards; weights that change are noticed as by `cached`.
+
+    Raises as `positions_of` and `embedding` do."""
     ours = {LearnedPositions, Embedding, Block, FeedForward, ModuleList, *TWINS, *TWINS.values()}
     if not {type(part) for part in model.modules()} <= ours:
         return cached(model)
     blocks, config, weight = weights_of(model), model.config, model.lm_head.weight
     shape = config.n_heads, config.context_length, config.head_dim
-    memory, seen, whole = [], None, recompute(model)
+    memory, seen, version, whole = [], None, None, recompute(model)
+    weights = list(model.parameters())
 
     def next_logits(idx):
-        nonlocal memory, seen
+        nonlocal memory, seen, version
         B, T = idx.shape
-        if T > config.context_length:
-            return whole(idx)
+        if T > config.context_length or not B: return whole(idx)
+        check_ids(idx, config.vocab_size)
+        if version != (now := version_of(weights)): seen, version = None, now
         with torch.inference_mode():
-            known = (
-                seen is not None and seen.shape == (B, T - 1) and torch.equal(idx[:, :-1], seen)
-            )
+            known = seen is not None and seen.shape == (B, T - 1) and torch.equal(idx[:, :-1], seen)
             if not known: memory = [weight.new_empty(2, B, *shape) for _ in blocks]
             new, n = (idx[:, -1:], T - 1) if known else (idx, 0)
             seen = None  # if the next line raises, nothing is known
