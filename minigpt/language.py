@@ -539,9 +539,13 @@ def make_positions(kind: str, **settings: object) -> Callable[[GPTConfig], Modul
     return partial({"learned": LearnedPositions, "rotary": RotaryPositions}[kind], **settings)
 
 # %% ../nbs/11_language.ipynb #6b458455
-def save_text_model(model: GPT, tokenizer: CharTokenizer, path: Path | str) -> None:
-    """Write a model, compiled or not, with its tokenizer into a safetensors file. What was written is
-    read back before it replaces an older file.
+def save_text_model(
+    model: Module,  # a GPT, compiled or not
+    tokenizer: CharTokenizer,
+    path: Path | str,
+) -> None:
+    """Write a model with its tokenizer into a safetensors file. What was written is read back before
+    it replaces an older file.
 
     Raises `ValueError` if they do not belong together, or for positions of another kind, and as
     `replacing` does."""

@@ -15,6 +15,8 @@ from minigpt.generation import recompute
 from minigpt.model import GPT, GPTConfig, LearnedPositions, evaluating
 from minigpt.rotary import MovedPositions, NoPositions, RotaryPositions, random_choice
 from minigpt.sorting import VALIDATION, SortTask, load_sorter, spread
+from minigpt.speed import fast_cached
+from minigpt.training import AdamW
 
 CONFIG = GPTConfig(vocab_size=11, context_length=14, d_model=24, n_heads=3, n_layers=2, dropout=0.2)
 POSITIONS = {
@@ -272,3 +274,42 @@ def test_a_run_is_the_sum_of_its_steps():
     totals = run_seconds(lengths, [step(t) for t in lengths])
     exact = [sum(step(t) for t in range(1, n + 1)) for n in lengths]
     for total, sum_of_steps in zip(totals, exact): assert abs(total - sum_of_steps) < 1e-9
+
+
+# What changes between two calls
+
+
+@pytest.mark.parametrize("engine", [cached, fast_cached])
+@pytest.mark.parametrize("change", ["a step of training", "a state dict", "another dtype", "an assignment"])
+def test_nothing_stored_is_used_after_the_weights_have_changed(engine, change: str):
+    "The same engine, a text that grows by a token, and weights that change in between: logits as computed anew."
+    model = model_of("learned")
+    other, text, next_logits = GPT(CONFIG).double().eval(), texts(2, 9), engine(model)
+    with torch.no_grad():
+        next_logits(text[:, :8])
+        if change == "a state dict": model.load_state_dict(other.state_dict())
+        elif change == "another dtype": model.float()
+        elif change == "an assignment": model.blocks[0].ln_1.weight.data = torch.full_like(model.blocks[0].ln_1.weight, 3)
+    if change == "a step of training":
+        optimizer = AdamW([{"params": list(model.parameters()), "weight_decay": 0.1}], lr=0.1)
+        model(text).square().sum().backward()
+        optimizer.step()
+    with torch.no_grad():
+        limit = 1e-4 if change == "another dtype" else 1e-10
+        assert (next_logits(text) - recompute(model)(text)).abs().max() < limit
+
+
+def test_the_memory_is_kept_while_the_weights_are(monkeypatch: pytest.MonkeyPatch):
+    "Protects the speed: after the first step, one position is computed at a time."
+    model, text, widths = model_of("learned"), texts(2, 9), []
+    model.blocks[0].register_forward_hook(lambda module, args, out: widths.append(args[0].shape[1]))
+    next_logits = cached(model)
+    with torch.no_grad():
+        for n in (6, 7, 8, 9): next_logits(text[:, :n])
+    assert widths == [6, 1, 1, 1]
+
+
+@pytest.mark.parametrize("engine", [recompute, cached, fast_cached])
+@pytest.mark.parametrize("T", [3, 20])
+def test_a_batch_of_no_rows_stays_one_with_every_engine(engine, T: int):
+    assert generate(model_of("learned"), torch.zeros(0, T, dtype=torch.long), 4, engine=engine).shape == (0, T + 4)

@@ -148,3 +148,16 @@ def test_a_file_by_its_path_is_read_with_the_config_beside_it_or_without(tmp_pat
     assert (load_gpt2(tmp_path / "model.safetensors", n_heads=3)(idx) - other(idx).logits).abs().max() < 1e-5
     (tmp_path / "notes.txt").write_text("no tensors")
     with pytest.raises(ValueError, match="notes.txt must be a safetensors file"): load_gpt2(tmp_path / "notes.txt")
+
+
+@pytest.mark.parametrize("said, parts", [('{"n_head": 0}', ["n_heads must be at least 1, got 0"]), ('{"n_head": "12"}', ["n_heads", "'12'"]), ('{"n_head": 5}', ["n_heads=5 does not divide"]),
+                                         ("[]", ["must hold an object", "[]"]), ("{", ["must hold JSON"]), ("", ["must hold JSON"])])
+def test_a_config_file_that_says_nonsense_is_named(said: str, parts: list[str], tmp_path):
+    theirs().save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text(said)
+    with pytest.raises(ValueError) as caught: load_gpt2(tmp_path)
+    assert all(part in str(caught.value) for part in [str(tmp_path / "config.json"), *parts]), caught.value
+
+
+def test_no_heads_are_not_taken_for_the_default():
+    with pytest.raises(ValueError, match="n_heads must be at least 1, got 0"): load_gpt2(theirs().state_dict(), n_heads=0)

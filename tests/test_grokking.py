@@ -106,3 +106,9 @@ def test_frequencies_are_kept_and_removed():
 ], ids=range(7))
 def test_bad_input_is_named(call, holds: list[str]):
     refuses(call, holds)
+
+
+def test_a_model_of_nan_answers_nothing():
+    model, pairs = GPT(GPTConfig(11, 2, 16, 2, 1)), torch.zeros(4, 2, dtype=torch.long)
+    with torch.no_grad(): model.ln_f.weight.fill_(math.nan)
+    assert SMALL.answers(pairs).tolist() == [0] * 4 and score(model, pairs, SMALL)[0] == 0

@@ -387,8 +387,45 @@ def test_files_that_are_no_text_model(tmp_path: Path):
     (lambda: train_text(TASK, seconds=float("nan")), ["seconds", "nan"]),
     (lambda: Muon(SMALL(TASK), CONFIG, relative=0.0), ["relative", "0.0"]),
     (lambda: Muon(SMALL(TASK), CONFIG, momentum=1.0), ["momentum", "1.0"]),
+    (lambda: Muon(SMALL(TASK), CONFIG, relative=math.inf), ["relative", "finite", "inf"]),
     (lambda: replace(TEXT_CONFIG, steps=0), ["steps", "0"]),
     (lambda: followers(TEXT, -1), ["order", "-1"]),
-], ids=range(17))
+], ids=range(18))
 def test_bad_input_is_named(call, holds: list[str]):
     refuses(call, holds)
+
+
+@pytest.mark.parametrize("wrap, tied", [(torch.compile, False), (lambda model: model, True), (torch.compile, True)], ids=["compiled", "tied", "both"])
+def test_a_text_model_is_saved_whatever_is_wrapped_around_it_and_tied_in_it(wrap, tied: bool, tmp_path: Path):
+    model, idx = GPT(GPTConfig(len(TASK.tokenizer), 16, 16, 2, 1, dropout=0.0, tied_head=tied)).eval(), TASK.validation(2)[0]
+    save_text_model(wrap(model), TASK.tokenizer, tmp_path / "m.safetensors")
+    loaded = load_text_model(tmp_path / "m.safetensors")[0]
+    assert torch.equal(loaded(idx), model(idx)) and (loaded.lm_head.weight is loaded.token_embedding.weight) == tied
+
+
+def test_a_text_model_that_cannot_be_read_back_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "m.safetensors"
+    save_text_model(SMALL(TASK), TASK.tokenizer, path)
+    before = path.read_bytes()
+    monkeypatch.setattr(language, "weights_to_save", lambda model: {"a": torch.zeros(1)})
+    with pytest.raises(ValueError, match="complete text model"): save_text_model(SMALL(TASK), TASK.tokenizer, path)
+    assert path.read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r", "\n"])
+def test_line_ends_of_every_system_are_the_same_character(end: str, tmp_path: Path):
+    (tmp_path / "text").write_bytes(f"one{end}two{end}{end}".encode())
+    assert load_text(tmp_path / "text") == "one\ntwo\n\n"
+
+
+@pytest.mark.parametrize("seconds", [None, 0.3], ids=["by steps", "by time"])
+def test_a_note_that_draws_and_switches_modes_changes_no_weight(seconds, monkeypatch: pytest.MonkeyPatch):
+    "Dropout draws from the generator that the note draws from; and the measurements may be as many as one likes."
+    if seconds: monkeypatch.setattr(Deadline, "passed", lambda self: next(ticks) / 20)
+    def make(task): return GPT(GPTConfig(len(task.tokenizer), 16, 16, 2, 1, dropout=0.3))
+    def note(model): return model.eval(), torch.rand(3)
+    ends = []
+    for every, said in ((10**6, None), (3, note), (7, note)):
+        ticks = iter(range(1000))
+        ends.append(train_text(TASK, replace(CONFIG, steps=12), 0, make, seconds, every=every, note=said, n_validation=2).model.state_dict())
+    for other in ends[1:]: assert all(torch.equal(w, other[name]) for name, w in ends[0].items())

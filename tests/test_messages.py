@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from minigpt.attention import MultiHeadAttention, causal_mask, split_heads
-from minigpt.generation import at_temperature, draw, generate, keep_top_k, keep_top_p, sample
+from minigpt.generation import NonFiniteLogits, at_temperature, draw, generate, keep_top_k, keep_top_p, sample
 from minigpt.layers import GELU, Dropout, Embedding, LayerNorm, Linear, dropout, embedding
 from minigpt.model import GPT, GPTConfig, cross_entropy, next_token_loss
-from minigpt.sorting import SortTask, all_rows, part_of
+from minigpt.sorting import SortTask, all_rows, part_of, train_sorter
 from minigpt.training import AdamW, NonFiniteLoss, TrainConfig, decay_groups, evaluate, train
 
 pytestmark = pytest.mark.unenforced
@@ -89,12 +89,23 @@ CASES = {
     "top_p by its function": (lambda: keep_top_p(LOGITS, 0), ValueError, ["top_p", "(0, 1]", "0"]),
     "fewer than no tokens": (lambda: generate(model(), IDX, -1), ValueError, ["n_tokens", "at least 0", "-1"]),
     "half a token": (lambda: generate(model(), IDX, 2.5), TypeError, ["n_tokens", "integer", "2.5"]),
-    "logits that are no numbers": (lambda: sample(LOGITS * math.nan), ValueError, ["nan"]),
+    "logits that are no numbers": (lambda: sample(LOGITS * math.nan), NonFiniteLogits, ["logits", "finite", "nan", "row 0"]),
     "weights that are all zero": (lambda: draw(torch.zeros(1, 3)), ValueError, ["weights"]),
     # Training
     **{f"{field} = {bad}": (lambda field=field, bad=bad: TrainConfig(**{field: bad}), ValueError, [field, word, str(bad)])
        for field, word, bad in [("steps", "at least 1", 0), ("lr", "at least 0", -1), ("lr", "at least 0", math.nan), ("warmup", "at least 0", -1), ("floor", "at least 0", -0.1),
-                                ("weight_decay", "at least 0", -1), ("clip", "above 0", 0), ("clip", "above 0", math.nan), ("betas", "[0, 1)", (0.9, 1.0)), ("betas", "[0, 1)", (-0.1, 0.9))]},
+                                ("weight_decay", "at least 0", -1), ("clip", "above 0", 0), ("clip", "above 0", math.nan), ("betas", "[0, 1)", (0.9, 1.0)), ("betas", "[0, 1)", (-0.1, 0.9)),
+                                ("lr", "finite", math.inf), ("floor", "finite", math.inf), ("weight_decay", "finite", math.inf), ("betas", "two numbers", (0.9,)),
+                                ("betas", "two numbers", (0.9, 0.95, 0.99)), ("betas", "two numbers", 0.9), ("betas", "two numbers", None)]},
+    **{f"{field} = {bad!r}": (lambda field=field, bad=bad: TrainConfig(**{field: bad}), TypeError, [field, "number", repr(bad)])
+       for field, bad in [("lr", "1e-3"), ("floor", None), ("weight_decay", True), ("clip", "1"), ("clip", None)]},
+    "betas of texts": (lambda: TrainConfig(betas=("0.9", 0.95)), TypeError, ["betas", "number", "'0.9'"]),
+    **{f"AdamW({field}={bad!r})": (lambda field=field, bad=bad: AdamW([], **{field: bad}), ValueError, [field, word])
+       for field, word, bad in [("eps", "at least 0", -1), ("eps", "finite", math.inf), ("lr", "finite", math.inf), ("lr", "finite", math.nan), ("betas", "two numbers", (0.9, 0.9, 0.9))]},
+    "AdamW with a decay that pushes away": (lambda: AdamW([{"params": [], "weight_decay": -0.1}]), ValueError, ["weight_decay", "at least 0", "-0.1"]),
+    "AdamW with a text for a rate": (lambda: AdamW([], lr="1e-3"), TypeError, ["lr", "number", "'1e-3'"]),
+    "a dropout that is none": (lambda: GPTConfig(dropout=None), TypeError, ["dropout", "number", "None"]),
+    "a temperature that is a text": (lambda: generate(model(), IDX, 2, temperature="0.8"), TypeError, ["temperature", "number", "'0.8'"]),
     "half a step": (lambda: TrainConfig(steps=1.5), TypeError, ["steps", "integer", "1.5"]),
     "half a step of warmup": (lambda: TrainConfig(warmup=1.5), ValueError, ["warmup", "integer", "1.5"]),
     "AdamW uphill": (lambda: AdamW([], lr=-1), ValueError, ["lr", "at least 0", "-1"]),
@@ -103,6 +114,9 @@ CASES = {
     "a state of other parameters": (lambda: AdamW([{"params": [torch.zeros(3)], "weight_decay": 0.0}]).load_state_dict(AdamW([{"params": [torch.zeros(4)], "weight_decay": 0.0}]).state_dict()),
                                     ValueError, ["state", "(3,)", "(4,)"]),
     # Sorting
+    "a task without a row to validate on": (lambda: train_sorter(task=SortTask(length=1, base=3)), ValueError, ["length=1", "base=3", "validate"]),
+    "a measurement on no rows": (lambda: train_sorter(n_validation=0), ValueError, ["n_validation", "at least 1", "0"]),
+    "a measurement every 0 steps": (lambda: train_sorter(every=0), ValueError, ["every", "at least 1", "0"]),
     "a split by something else": (lambda: part_of(all_rows(2, 2), "length"), ValueError, ["by", "'sequence'", "'multiset'", "'length'"]),
     **{f"SortTask({field}={bad!r})": (lambda field=field, bad=bad: SortTask(**{field: bad}), ValueError, [field, word, str(bad)])
        for field, word, bad in [("length", "at least 1", 0), ("base", "at least", 0), ("batch_size", "at least 1", 0), ("repeats", "0", 1.5), ("repeats", "0", -0.1), ("by", "'sequence'", "length")]},

@@ -1,5 +1,8 @@
 """The sort run: its data, its split, its score, its file, and a small run of it from start to end."""
 
+import os
+import socket
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +12,7 @@ from torch import Tensor
 from minigpt import sorting
 from minigpt.generation import generate
 from minigpt.model import GPT, GPTConfig
-from minigpt.sorting import HELD_OUT, TRAIN, VALIDATION, Run, SortTask, all_rows, exactly_sorted, load_sorter, part_of, random_rows, save_sorter, shipped_sorter, sorter_origin, sorting_batch, train_sorter
+from minigpt.sorting import HELD_OUT, TRAIN, VALIDATION, Run, SortTask, all_rows, exactly_sorted, load_sorter, part_of, random_rows, replacing, save_sorter, shipped_sorter, sorter_origin, sorting_batch, train_sorter
 from minigpt.training import TrainConfig
 
 TASK = SortTask(length=3, base=5, batch_size=32)
@@ -174,3 +177,72 @@ def test_the_shipped_sorter_knows_where_it_comes_from(shipped: GPT):
     "Protects the record in the file: seed, steps, config and the stamp of the code that made it."
     origin = sorter_origin()
     assert {"seed", "steps", "config", "stamp"} <= origin.keys() and origin["steps"] == sorting.SORT_CONFIG.steps and origin["errors"] == 0
+
+
+# Files
+
+
+def things_that_are_no_files(folder: Path) -> list[Path]:
+    "A folder, a pipe, a socket, links to them, and a device: what a program must not replace by a file."
+    (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
+    with socket.socket(socket.AF_UNIX) as listener: listener.bind(os.path.relpath(folder / "socket"))
+    for name in ("folder", "pipe", "socket"): (folder / f"link to {name}").symlink_to(folder / name)
+    (folder / "link to a device").symlink_to("/dev/full")
+    return sorted(folder.iterdir())
+
+
+def test_nothing_but_a_regular_file_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    "As root, a rename over /dev/null makes a file of the device, and little works any more."
+    monkeypatch.chdir(tmp_path)
+    for place in things_that_are_no_files(tmp_path):
+        before = place.lstat()
+        with pytest.raises(ValueError, match=f"{place.name} is no regular file"):
+            with replacing(place): raise AssertionError("nothing may be written")
+        after = place.lstat()
+        assert (before.st_mode, before.st_ino, before.st_rdev) == (after.st_mode, after.st_ino, after.st_rdev)
+    assert not list(tmp_path.glob(".new-*"))
+
+
+def test_a_link_to_a_file_stays_a_link_and_its_file_is_replaced(tmp_path: Path):
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to(tmp_path / "file")
+    with replacing(tmp_path / "link") as new: new.write_text("new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+
+
+def test_what_breaks_off_while_it_is_written_replaces_nothing(tmp_path: Path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        with replacing(tmp_path / "file") as new:
+            new.write_text("half")
+            raise KeyboardInterrupt
+    assert (tmp_path / "file").read_text() == "old" and [p.name for p in tmp_path.iterdir()] == ["file"]
+    with pytest.raises(FileNotFoundError, match="there is no folder .*nowhere"):
+        with replacing(tmp_path / "nowhere" / "file"): pass
+
+
+@pytest.mark.unenforced
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("wrap", [lambda model: model, torch.compile], ids=["plain", "compiled"])
+def test_a_sorter_is_saved_whatever_is_wrapped_around_it_and_tied_in_it(tied: bool, wrap, tmp_path: Path):
+    model = GPT(replace(TINY, tied_head=tied))
+    save_sorter(Run(wrap(model), [], {}, 0, 0.0), tmp_path / "m.safetensors")
+    loaded, rows = load_sorter(tmp_path / "m.safetensors"), torch.zeros(1, 5, dtype=torch.long)
+    assert torch.equal(loaded(rows), model(rows)) and (loaded.lm_head.weight is loaded.token_embedding.weight) == tied
+
+
+def test_a_sorter_that_cannot_be_read_back_replaces_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    run = Run(GPT(TINY), [], {}, 0, 0.0)
+    save_sorter(run, tmp_path / "m.safetensors")
+    before = (tmp_path / "m.safetensors").read_bytes()
+    monkeypatch.setattr(sorting, "weights_to_save", lambda model: {"a": torch.zeros(1)})
+    with pytest.raises(RuntimeError): save_sorter(run, tmp_path / "m.safetensors")
+    assert (tmp_path / "m.safetensors").read_bytes() == before and len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_model_of_nan_sorts_nothing():
+    "Zeros used to be right for it: `argmax` finds the first index in a row of NaN."
+    model = GPT(TINY)
+    with torch.no_grad(): model.ln_f.weight.fill_(float("nan"))
+    assert not exactly_sorted(model, torch.zeros(4, 3, dtype=torch.long)).any()

@@ -153,13 +153,36 @@ def test_changed_models_are_left_to_the_cache_as_well(name: str):
         else: assert torch.equal(quick(text), slow(text))
 
 
-def test_a_step_that_fails_is_forgotten():
+def test_a_step_that_fails_is_forgotten(monkeypatch: pytest.MonkeyPatch):
     model = pair()[0].eval()
     quick, text = fast_cached(model), torch.randint(13, (1, 6))
+    def fails(*args): raise KeyboardInterrupt
     with torch.no_grad():
         quick(text[:, :3])
-        with pytest.raises(IndexError): quick(torch.cat([text[:, :3], torch.tensor([[99]])], 1))
+        with monkeypatch.context() as patch:
+            patch.setattr("minigpt.speed.fast_step", fails)
+            with pytest.raises(KeyboardInterrupt): quick(torch.cat([text[:, :3], torch.tensor([[9]])], 1))
         assert (quick(text[:, :4]) - recompute(model)(text[:, :4])).abs().max() < 1e-12
+
+
+@pytest.mark.unenforced
+def test_ids_and_targets_outside_the_vocabulary_are_told_as_by_the_parts_by_hand():
+    "Torch's kernels say `index out of range in self`, and on a GPU end the process."
+    model = pair()[0].eval()
+    for bad in (13, -1):
+        refuses(lambda: fast_cached(model)(torch.tensor([[1, bad]])), ["ids", "0..12", str(bad)])
+        refuses(lambda: next_token_loss(fused(model), torch.tensor([[1, 2]]), torch.tensor([[1, bad]])), ["targets", "0..12", str(bad)])
+    ignored = next_token_loss(fused(model), torch.tensor([[1, 2]]), torch.tensor([[1, -100]]))
+    assert torch.equal(ignored, next_token_loss(by_hand(model), torch.tensor([[1, 2]]), torch.tensor([[1, -100]]))) or ignored.isfinite()
+
+
+def test_a_step_of_the_fused_optimizer_is_noticed_by_a_cache():
+    "Torch's fused kernel writes without counting, so stored keys would look as good as new."
+    p = torch.nn.Parameter(torch.ones(3))
+    optimizer, before = FusedAdamW([{"params": [p], "weight_decay": 0.0}]), p._version
+    p.grad = torch.ones(3)
+    optimizer.step()
+    assert p._version > before
 
 
 # Measuring

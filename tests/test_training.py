@@ -255,3 +255,29 @@ def test_a_bar_is_shown_only_where_it_is_asked_for(monkeypatch, capfd):
     quiet = capfd.readouterr()
     train(model_of(), batch_at, SETTINGS, progress=True)
     assert (quiet.out, quiet.err) == ("", "") and "12/12" in capfd.readouterr().err
+
+
+# Whoever watches changes nothing
+
+
+@pytest.mark.parametrize("watch", [lambda model: torch.rand(5), lambda model: model.eval(), lambda model: model.blocks[0].eval(), lambda model: torch.manual_seed(7),
+                                   lambda model: next_token_loss(model, *batch_at(99)).backward()], ids=["draws", "evaluates", "in part", "seeds", "leaves gradients"])
+def test_a_careless_watcher_changes_neither_losses_nor_weights(watch):
+    "With dropout: it would use other random numbers, or none, after such a watcher."
+    losses, after = trained()
+    model = model_of(0)
+    assert train(model, batch_at, SETTINGS, watch=lambda step, loss: watch(model)) == losses
+    assert not differ(weights(model), after)
+
+
+def test_a_watcher_that_fails_leaves_modes_and_random_numbers_as_they_were():
+    model = model_of(0)
+    def watch(step, loss):
+        model.eval(), torch.rand(3)
+        raise KeyError("watch")
+    torch.manual_seed(1)
+    with pytest.raises(KeyError): train(model, batch_at, SETTINGS, watch=watch)
+    state = torch.get_rng_state()
+    torch.manual_seed(1)
+    train(model_of(0), batch_at, SETTINGS, stop=0)
+    assert model.training and state.shape == torch.get_rng_state().shape
