@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['TRAIN', 'VALIDATION', 'HELD_OUT', 'SORT_CONFIG', 'all_rows', 'stable_hash', 'part_of', 'with_answers',
            'sorting_batch', 'random_rows', 'draw_rows', 'SortTask', 'spread', 'exactly_answered', 'exactly_sorted',
-           'sort_digits', 'Run', 'train_on', 'train_sorter', 'replacing', 'save_sorter', 'weights_to_save',
-           'shipped_sorter', 'load_sorter', 'sorter_origin']
+           'sort_digits', 'Run', 'train_on', 'train_sorter', 'replacing', 'check_regular', 'save_sorter',
+           'weights_to_save', 'shipped_sorter', 'load_sorter', 'sorter_origin']
 
 # %% ../nbs/06_sorting.ipynb #b3331a34
 import json
@@ -284,11 +284,16 @@ def replacing(path: Path | str) -> Iterator[Path]:
     anything but a regular file: a folder, a device, a pipe."""
     place = Path(path).resolve()
     if not place.parent.is_dir(): raise FileNotFoundError(f"there is no folder {place.parent}")
-    if place.exists() and not place.is_file():
-        raise ValueError(f"{path} is no regular file, and is not replaced; name another one")
+    check_regular(place)
     with tempfile.TemporaryDirectory(dir=place.parent, prefix=".new-") as folder:
         yield Path(folder) / place.name
         os.replace(Path(folder) / place.name, place)
+
+# %% ../nbs/06_sorting.ipynb #831d5ea7
+def check_regular(path: Path | str) -> None:
+    "Raise `ValueError` if there is something at `path`, or behind a link, that is no regular file."
+    if Path(path).exists() and not Path(path).is_file():
+        raise ValueError(f"{path} is no regular file, and is not written to; name another one")
 
 # %% ../nbs/06_sorting.ipynb #e9367506
 def save_sorter(
