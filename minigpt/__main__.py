@@ -652,5 +652,5 @@ def complain(message: object, code: int = 1) -> int:
     return code
 
 # %% ../nbs/15_command_line.ipynb #0b5c7d10
-#| eval: false
+#| exports: #| eval: false
 if __name__ == "__main__": raise SystemExit(main())

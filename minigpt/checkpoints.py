@@ -34,7 +34,7 @@ from .training import AdamW, seeded
 
 # %% ../nbs/13_checkpoints.ipynb #434b3ad9
 try: import fcntl
-except ImportError: fcntl: Any = None  # on Windows, which locks no folders
+except ImportError: fcntl = None  # type: ignore  # on Windows, which locks no folders
 
 # %% ../nbs/13_checkpoints.ipynb #1d1e4caa
 def flattened(

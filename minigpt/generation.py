@@ -100,7 +100,7 @@ def sample(
     logits = at_least_float32(logits)
     best, greedy = logits.amax(-1, keepdim=True), most_probable(logits)
     if (greedy < 0).any():
-        row = (greedy < 0).nonzero()[0].item()
+        row = int((greedy < 0).nonzero()[0])
         found = f"got {best[row].item()} in row {row}"
         raise NonFiniteLogits(f"logits must be finite at their largest, {found}")
     if temperature > 0: logits = at_temperature(logits - best, temperature)

@@ -549,17 +549,17 @@ def save_text_model(
 
     Raises `ValueError` if they do not belong together, or for positions of another kind, and as
     `replacing` does."""
-    model = bare(model)
-    if len(tokenizer) != (V := model.config.vocab_size):
+    plain: GPT = bare(model)
+    if len(tokenizer) != (V := plain.config.vocab_size):
         raise ValueError(f"vocab_size={V} does not fit an alphabet of {len(tokenizer)}")
-    positions = describe_positions(model.position_embedding)
+    positions = describe_positions(plain.position_embedding)
     about = {
-        "config": asdict(model.config),
+        "config": asdict(plain.config),
         "alphabet": tokenizer.alphabet,
         "positions": positions,
     }
     with replacing(path) as new:
-        save_file(weights_to_save(model), new, metadata={"text model": json.dumps(about)})
+        save_file(weights_to_save(plain), new, metadata={"text model": json.dumps(about)})
         load_text_model(new)
 
 # %% ../nbs/11_language.ipynb #ce14d83e

@@ -558,5 +558,5 @@ def bench(rounds: int = 15) -> None:
         print(Table(ratios(times, "transformers")), flush=True)
 
 # %% ../nbs/14_speed.ipynb #8b47b3e4
-#| eval: false
+#| exports: #| eval: false
 if __name__ == "__main__": bench()

@@ -75,7 +75,7 @@ def minigpt_modules(code: str) -> set[str]:
 def test_tables(words: list[str], parts: list[str], capsys: pytest.CaptureFixture):
     assert program.main(words) == 0
     said = capsys.readouterr().out
-    assert all(part in said for part in parts) and (words != ["verify"] or said.count("equal") == 11)
+    assert all(part in said for part in parts) and (words != ["verify"] or said.count("equal") == 12)
 
 
 @pytest.mark.parametrize("command", [[], ["verify"], ["shapes"], ["params"], ["sort"], ["train"], ["sample"]])

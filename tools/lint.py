@@ -122,6 +122,8 @@ def notebook_problems(path: Path) -> list[str]:
 
 
 def cell_problems(cell: dict, tree: ast.Module) -> Iterator[str]:
+    bodies, _ = notebooks.split(cell)
+    if len(bodies) > 1: yield from (f"`#| {body}` beside other directives: write `#| {body}:`, which Quarto can read" for body in bodies if ":" not in body)
     imports = [isinstance(n, (ast.Import, ast.ImportFrom)) for n in tree.body]
     if any(imports) and not all(imports): yield "imports and work in one cell"
     lines = [line for line in notebooks.source(cell).splitlines() if line.strip() and not notebooks.DIRECTIVE.match(line)]
