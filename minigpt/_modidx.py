@@ -98,6 +98,7 @@ d = { 'settings': {'branch': 'main', 'doc_baseurl': '', 'doc_host': '', 'git_url
                                      'minigpt.checkpoints.save_checkpoint': ('checkpoints.html#save_checkpoint', 'minigpt/checkpoints.py'),
                                      'minigpt.checkpoints.seal': ('checkpoints.html#seal', 'minigpt/checkpoints.py'),
                                      'minigpt.checkpoints.unflattened': ('checkpoints.html#unflattened', 'minigpt/checkpoints.py'),
+                                     'minigpt.checkpoints.unused': ('checkpoints.html#unused', 'minigpt/checkpoints.py'),
                                      'minigpt.checkpoints.write_parts': ('checkpoints.html#write_parts', 'minigpt/checkpoints.py')},
             'minigpt.checks': { 'minigpt.checks.Match': ('checks.html#match', 'minigpt/checks.py'),
                                 'minigpt.checks.Match.__repr__': ('checks.html#match.__repr__', 'minigpt/checks.py'),

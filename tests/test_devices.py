@@ -3,6 +3,7 @@
 import copy
 import multiprocessing
 import pickle
+import resource
 from collections.abc import Callable
 
 import pytest
@@ -170,17 +171,22 @@ def test_a_copied_optimizer_goes_on_alike():
     assert train(model, lambda step: batch, TrainConfig(steps=5, warmup=1), optimizer) == train(both[0], lambda step: batch, TrainConfig(steps=5, warmup=1), both[1])
 
 
-def answer(models: list[GPT], tasks: list, folder: str) -> list:
+def answer(sent: bytes, folder: str) -> list:
     "What a spawned worker finds: logits of each model, batches of each task, and a checkpoint that it writes."
     torch.set_num_threads(1)
+    models, tasks = pickle.loads(sent)
     save_checkpoint(folder, models[0], step=1)
     return [[model(IDS).detach().numpy() for model in models], [[part.numpy() for part in task.batch_at(3, seed=1)] for task in tasks], CharTokenizer("abc").encode("cab").tolist()]
 
 
 def test_models_and_tasks_travel_to_spawned_workers(tmp_path):
-    "A new process, which has imported nothing and inherits nothing, gets them pickled, computes with them, and sends results back."
-    models = [make().eval() for make in MODELS.values()]
-    with multiprocessing.get_context("spawn").Pool(1) as pool: logits, batches, ids = pool.apply(answer, (models, TASKS, str(tmp_path)))
+    "A new process, which has imported nothing and inherits nothing, gets them pickled, computes with them, and sends results back; with 256 open files allowed, a quarter of what is usual."
+    models, limits = [make().eval() for make in MODELS.values()], resource.getrlimit(resource.RLIMIT_NOFILE)
+    sent = pickle.dumps((models, TASKS))  # as bytes: a pool's own pickling holds an open file for each tensor
+    try:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(256, limits[1]), limits[1]))
+        with multiprocessing.get_context("spawn").Pool(1) as pool: logits, batches, ids = pool.apply(answer, (sent, str(tmp_path)))
+    finally: resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     for name, model, found in zip(MODELS, models, logits, strict=True): assert torch.equal(model(IDS), torch.from_numpy(found)), name
     for task, found in zip(TASKS, batches, strict=True): assert all(torch.equal(a, torch.from_numpy(b)) for a, b in zip(task.batch_at(3, seed=1), found, strict=True))
     assert ids == [2, 0, 1] and newest(tmp_path).name.endswith("1")
