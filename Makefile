@@ -5,7 +5,7 @@ PORT ?= 8000
 PY := .venv/bin/python
 
 .DEFAULT_GOAL := help
-.PHONY: help book test test-slow bench serve refresh clean environment
+.PHONY: help book test test-fast test-slow bench serve refresh clean environment
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' $(MAKEFILE_LIST) | expand -t 20
@@ -13,8 +13,14 @@ help: ## list the targets
 book: environment ## bring the book up to date: run stale chapters, write README.md, render the site into _docs/
 	@$(PY) -m tools book
 
+# Two workers share the tests, each with one thread; a module's tests stay together.
+TOGETHER := -n 2 --dist loadgroup --no-loadscope-reorder
+
 test: environment ## run everything that proves the book, except what is slow
-	@$(PY) -m pytest
+	@$(PY) -m pytest $(TOGETHER)
+
+test-fast: environment ## run what is quick: lint, stamps, the tests of the modules; a minute
+	@$(PY) -m pytest $(TOGETHER) -m "not slow and not long"
 
 test-slow: environment ## run the slow tests: the slow cells, a wheel in an empty environment, nbdev 3
 	@$(PY) -m pytest -m slow

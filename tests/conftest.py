@@ -1,8 +1,9 @@
-"""What all tests share: one thread, enforced shapes, the checkout and copies of it."""
+"""What all tests share: one thread, enforced shapes, the checkout and copies of it; and how two workers share the tests."""
 
 import os
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -22,17 +23,54 @@ jaxtyping.install_import_hook("minigpt", "tools.typecheck.typechecked")
 
 SUMMARY = pytest.StashKey[list[str]]()
 
-# The quick checks of the checkout come first: what they find explains what fails later.
-FIRST = ("test_lint", "test_stamps", "test_sync", "test_readme", "test_package")
-LAST = ("test_site", "test_browser", "test_notebooks")
+# The quick checks of the checkout come first: what they find explains what fails later. Then what takes longest, so that no
+# worker is left with it at the end. `make test-fast` leaves the long ones out.
+FIRST = ("test_lint", "test_stamps", "test_sync", "test_readme", "test_directives")
+LONG = ("test_notebooks", "test_browser", "test_site", "test_types", "test_cli", "test_package", "test_distributed", "test_properties", "test_traps", "test_speed", "test_language",
+        "test_sorting", "test_threads", "test_reference", "test_grokking", "test_training", "test_checkpoints", "test_ablations", "test_rotary", "test_addition", "test_watch", "test_devices")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    "Set the order, mark what is long, and keep each module's tests, which share fixtures, in one worker; but notebooks are run one by one."
     def place(item: pytest.Item) -> int:
         name = item.path.stem
-        return FIRST.index(name) - len(FIRST) if name in FIRST else LAST.index(name) + 1 if name in LAST else 0
+        return FIRST.index(name) - len(FIRST) if name in FIRST else LONG.index(name) if name in LONG else len(LONG)
 
     items.sort(key=place)
+    for item in items:
+        if item.path.stem in LONG: item.add_marker("long")
+        if item.path.stem != "test_notebooks": item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+def is_worker(config: pytest.Config) -> bool: return hasattr(config, "workerinput")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    "A folder for the one site of this run, which workers inherit by its name."
+    if not is_worker(config): os.environ["MINIGPT_TEST_SITE"] = tempfile.mkdtemp(prefix="minigpt-built-")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if not is_worker(config): shutil.rmtree(os.environ.pop("MINIGPT_TEST_SITE", ""), ignore_errors=True)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    "A worker hands its lines on. Where nothing may be skipped, as in continuous integration, a skipped test is a failure."
+    if is_worker(session.config): session.config.workeroutput["summary"] = session.config.stash.get(SUMMARY, [])
+    elif os.environ.get("MINIGPT_NO_SKIPS") == "1" and skipped(session.config): session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node, error) -> None:
+    lines = node.config.stash.setdefault(SUMMARY, [])
+    lines += getattr(node, "workeroutput", {}).get("summary", [])
+
+
+def skipped(config: pytest.Config) -> list[str]:
+    "Why tests were skipped, each reason with the number of tests."
+    reports = config.pluginmanager.get_plugin("terminalreporter").stats.get("skipped", [])
+    reasons = [report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr) for report in reports]
+    return [f"{reasons.count(reason)} for {reason.removeprefix('Skipped: ')!r}" for reason in dict.fromkeys(reasons)]
 
 
 @pytest.fixture(autouse=True)
@@ -53,6 +91,7 @@ def summary(request: pytest.FixtureRequest) -> list[str]:
 
 def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
     for line in config.stash.get(SUMMARY, []): terminalreporter.write_line(line)
+    if reasons := skipped(config): terminalreporter.write_line(f"skipped: {', '.join(reasons)}")
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,10 @@
 """The site of the checkout, built once per test run, and small projects to build others from."""
 
+import fcntl
 import functools
 import json
+import os
 import shutil
-import tempfile
 from pathlib import Path
 
 from bs4 import BeautifulSoup
@@ -15,10 +16,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @functools.cache
 def built() -> Path:
-    "The folder of the whole site, built by the embedded renderer from what is in the checkout now."
-    folder = tempfile.TemporaryDirectory(prefix="minigpt-built-")
-    built.keep = folder  # removed when the process ends
-    return site.build(ROOT, Path(folder.name) / "_docs", renderer="smalldocs")
+    "The folder of the whole site, built by the embedded renderer from what is in the checkout now; by one worker, while others wait."
+    folder = Path(os.environ["MINIGPT_TEST_SITE"])
+    with open(folder / "lock", "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        if not (folder / "_docs").exists(): site.build(ROOT, folder / "new", renderer="smalldocs").rename(folder / "_docs")
+    return folder / "_docs"
 
 
 @functools.cache

@@ -2,11 +2,12 @@
 
 import functools
 import os
-import shutil
 
 import pytest
 from site_fixtures import built, pages
 from test_site import OF_NOTEBOOKS
+
+from tools.browser import find
 
 NO_BROWSER = os.environ.get("MINIGPT_NO_BROWSER") == "1"
 pytestmark = pytest.mark.skipif(NO_BROWSER, reason="MINIGPT_NO_BROWSER=1")
@@ -18,9 +19,8 @@ WIDE, PHONE = dict(width=1400, height=900), dict(width=390, height=844)
 
 @pytest.fixture(scope="module")
 def browser():
-    path = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-    if path is None:
-        pytest.fail("The browser tests need Chromium (Debian: apt-get install chromium), or MINIGPT_NO_BROWSER=1 to do without them.", pytrace=False)
+    try: path = find()
+    except LookupError as error: pytest.skip(str(error))
     from playwright.sync_api import sync_playwright
     with sync_playwright() as p:
         browser = p.chromium.launch(executable_path=path, args=FLAGS)

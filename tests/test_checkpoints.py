@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from minigpt import GPT, GPTConfig
 from minigpt.ablations import ABLATIONS
-from minigpt.checkpoints import MODEL, STATE, TRAINING, CheckpointError, checkpoints, fingerprint, keep, load_checkpoint, newest, read_state, save_checkpoint, seal
+from minigpt.checkpoints import MODEL, STATE, TRAINING, CheckpointError, checkpoints, fingerprint, keep, load_checkpoint, load_newest, locked, newest, read_state, save_checkpoint, seal
 from minigpt.language import Muon
 from minigpt.rotary import RotaryPositions
 from minigpt.speed import fused
@@ -336,3 +337,97 @@ def test_steps_are_ordered_as_numbers_and_at_least_one_is_kept(tmp_path: Path):
     assert [int(p.name.removeprefix("step-")) for p in checkpoints(tmp_path)] == [5, 99_999_999, 100_000_000]
     for n in (0, -1): refuses(lambda n=n: keep(tmp_path, n), ["n must be at least 1", str(n)])
     assert len(checkpoints(tmp_path)) == 3
+
+
+# Several at a time
+
+
+def test_a_folder_name_of_other_digits_is_no_checkpoint(tmp_path: Path):
+    saved = save_checkpoint(tmp_path, fresh()[0], step=5)
+    shutil.copytree(saved, tmp_path / "step-\u0663\u0663")
+    assert newest(tmp_path) == saved
+
+
+def test_a_checkpoint_may_be_read_by_whom_the_umask_allows(tmp_path: Path):
+    before = os.umask(0o022)
+    try: saved = save_checkpoint(tmp_path, fresh()[0], step=5)
+    finally: os.umask(before)
+    assert saved.stat().st_mode & 0o777 == 0o755 and all(part.stat().st_mode & 0o777 == 0o644 for part in saved.iterdir())
+
+
+def test_a_folder_is_held_by_one_at_a_time(tmp_path: Path):
+    with locked(tmp_path / "run"):
+        with pytest.raises(CheckpointError, match="run: another run is writing into this folder"):
+            with locked(tmp_path / "run"): pass
+    assert not (tmp_path / "run").exists(), "it was made for the lock, and nothing came into it"
+    with locked(tmp_path / "run"): (tmp_path / "run" / "log.csv").touch()
+    assert (tmp_path / "run" / "log.csv").exists()
+
+
+def test_the_lock_of_a_killed_process_is_gone(tmp_path: Path):
+    code = "import sys, time; from minigpt.checkpoints import locked\nwith locked(sys.argv[1]): print('held', flush=True); time.sleep(100)"
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "held\n"
+    with pytest.raises(CheckpointError, match="another run"):
+        with locked(tmp_path): pass
+    process.kill()
+    process.communicate(timeout=60)
+    with locked(tmp_path): pass
+
+
+def test_keep_spares_what_is_being_written_and_removes_what_was_left(tmp_path: Path):
+    for name in (".new-dead", ".new-alive"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / MODEL).write_text("half")
+    with locked(tmp_path / ".new-alive"): keep(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == [".new-alive"] and (tmp_path / ".new-alive" / MODEL).read_text() == "half"
+    keep(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_two_that_save_and_keep_in_one_folder_lose_nothing(tmp_path: Path):
+    "Each removes what an interrupted save has left, and never what the other one is writing."
+    model, failed = fresh()[0], []
+
+    def work(start: int) -> None:
+        try:
+            for step in range(start, start + 30):
+                save_checkpoint(tmp_path, model, step=step)
+                keep(tmp_path, 100)
+        except BaseException as error: failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(start,)) for start in (0, 1000)]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join(120)
+    assert not failed and len(checkpoints(tmp_path)) == 60 and not list(tmp_path.glob(".new-*"))
+
+
+def test_a_reader_always_gets_a_whole_checkpoint_while_one_is_written_and_another_removed(tmp_path: Path):
+    model, over, failed = fresh()[0], threading.Event(), []
+    save_checkpoint(tmp_path, model, step=0)
+
+    def write() -> None:
+        try:
+            for step in range(1, 60):
+                save_checkpoint(tmp_path, model, step=step)
+                keep(tmp_path, 1)
+        except BaseException as error: failed.append(error)
+        finally: over.set()
+
+    writer, steps = threading.Thread(target=write), []
+    writer.start()
+    while not over.is_set() or not steps: steps.append(load_newest(tmp_path).step)
+    writer.join(60)
+    assert not failed and steps == sorted(steps) and load_newest(tmp_path).step == 59
+
+
+def test_the_newest_is_read_anew_when_it_was_removed_meanwhile_and_refused_when_it_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model = fresh()[0]
+    old, new = (save_checkpoint(tmp_path, model, step=step) for step in (1, 2))
+    with monkeypatch.context() as patch:
+        seen = iter([old, new])
+        patch.setattr("minigpt.checkpoints.newest", lambda folder: next(seen))
+        shutil.rmtree(old)
+        assert load_newest(tmp_path).step == 2
+    (new / MODEL).write_bytes(b"")
+    with pytest.raises(CheckpointError, match="must have"): load_newest(tmp_path)

@@ -1,8 +1,11 @@
 """The command line, as a user meets it: each command in a process of its own, its exit code, what it says and what it leaves on the disk."""
 
 import csv
+import json
 import os
 import resource
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +18,7 @@ import pytest
 import torch
 
 import minigpt.__main__ as program
+from minigpt import __version__ as minigpt_version
 from minigpt.checkpoints import checkpoints, load_checkpoint, newest
 from minigpt.model import GPT
 from minigpt.speed import fused
@@ -280,12 +284,153 @@ def test_prompts_keep_their_accents_and_may_break_lines():
 def test_a_log_is_replaced_in_one_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     "Killed while the shorter log is written, a run still has the old one."
     path = tmp_path / "log.csv"
-    path.write_text("step,loss\n1,2\n5,1\n")
+    old = "step,loss,validation,lr,tokens_per_second\n1,2,3,4,5\n5,1,3,4,5\n"
+    path.write_text(old)
     def killed(*_): raise KeyboardInterrupt
     with monkeypatch.context() as patch:
-        patch.setattr(program.os, "replace", killed)
+        patch.setattr(os, "replace", killed)
         with pytest.raises(KeyboardInterrupt): program.open_log(path, 3)
-    assert path.read_text() == "step,loss\n1,2\n5,1\n"
+    assert path.read_text() == old and len(list(tmp_path.iterdir())) == 1
     rows, file = program.open_log(path, 3)
     with file: rows.writerow([4, 1])
-    assert path.read_text().splitlines() == [",".join(program.COLUMNS), "1,2", "4,1"]
+    assert path.read_text().splitlines() == [",".join(program.COLUMNS), "1,2,3,4,5", "4,1"]
+
+
+# Two in one folder
+
+
+def everything(folder: Path) -> dict[str, bytes]: return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def test_a_second_run_is_refused_before_the_first_has_saved_and_touches_nothing(tmp_path: Path):
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "minigpt", "train", "sort", "--steps", "100000", "--every", "2", "--save-every", "100000", "--out", str(out)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}) as first:
+        try:
+            waiting(lambda: (out / "log.csv").exists() and len(log(out)) > 2, first)
+            first.send_signal(signal.SIGSTOP)
+            before = everything(out)
+            for how in ((), ("--resume",)):
+                said = minigpt("train", "sort", "--steps", 100000, "--out", out, *how, code=1).stderr
+                assert f"{out}: another run is writing into this folder" in said
+            assert everything(out) == before and set(before) == {"log.csv"}
+        finally: first.kill()
+    minigpt("train", "sort", "--steps", 2, "--out", out)
+
+
+def waiting(ready, process: subprocess.Popen, seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not ready():
+        assert process.poll() is None and time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_of_two_identical_starts_one_trains_and_the_other_says_why_not(tmp_path: Path):
+    command = [sys.executable, "-m", "minigpt", "train", "sort", "--steps", "150", "--save-every", "5", "--out", str(tmp_path / "run")]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}) for _ in range(2)]
+    said = [process.communicate(timeout=300)[1] for process in both]
+    codes = [process.returncode for process in both]
+    assert sorted(codes) == [0, 1]
+    loser = said[codes.index(1)]
+    assert ("another run is writing" in loser or "holds a run" in loser) and loser.count("\n") == 1
+    assert newest(tmp_path / "run").name == "step-00000150" and len(log(tmp_path / "run")) == 4
+
+
+# Logs, outputs and terminals as they are
+
+
+@pytest.mark.parametrize("spoil", [lambda t: t[:-9], lambda t: t + "9,1\0\0,\0", lambda t: t.replace(",", ";"), lambda t: t + "\0" * 50, lambda t: t + "six,1,1,1,1\n", lambda t: "", lambda t: "\n" * 3],
+                         ids=["cut", "cut with NUL", "semicolons", "NUL", "words", "empty", "blank"])
+def test_a_spoilt_log_costs_its_unreadable_lines_and_no_training(spoil, tmp_path: Path, capsys: pytest.CaptureFixture):
+    def train(*words): return program.main(["train", "sort", *"--steps 6 --every 1 --save-every 4 --out".split(), str(tmp_path / "run"), *words])
+    assert train() == 0
+    shutil.rmtree(tmp_path / "run" / "step-00000006")
+    path = tmp_path / "run" / "log.csv"
+    path.write_bytes(spoil(path.read_text()).encode())
+    capsys.readouterr()
+    assert train("--resume") == 0
+    said, steps = capsys.readouterr().err, [int(row[0]) for row in log(tmp_path / "run")[1:]]
+    assert steps[-2:] == [5, 6] and steps == sorted(set(steps)) and (not said or "unreadable lines are left out" in said)
+    assert "<svg" in (tmp_path / "run" / "loss.svg").read_text()
+
+
+def test_a_run_whose_picture_cannot_be_drawn_is_finished_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "run" / "loss.svg").mkdir(parents=True)
+    assert program.main(["train", "sort", "--steps", "2", "--out", str(tmp_path / "run")]) == 0
+    assert newest(tmp_path / "run").name == "step-00000002" and "loss.svg could not be drawn" in capsys.readouterr().err
+
+
+def test_a_log_that_is_a_pipe_or_a_device_is_refused_and_left_alone(tmp_path: Path):
+    out = tmp_path / "run"
+    out.mkdir()
+    os.mkfifo(out / "log.csv")
+    assert "log.csv is no regular file" in minigpt("train", "sort", "--steps", 2, "--out", out, code=1).stderr
+    (out / "log.csv").unlink()
+    (out / "log.csv").symlink_to("/dev/null")
+    assert "log.csv is no regular file" in minigpt("train", "sort", "--steps", 2, "--out", out, code=1).stderr
+    assert Path("/dev/null").is_char_device()
+
+
+@pytest.mark.parametrize("reader", ["head -1", "true"])
+def test_a_training_whose_reader_has_gone_goes_on_to_its_end(reader: str, tmp_path: Path):
+    command = f'"{sys.executable}" -m minigpt train sort --steps 40 --every 5 --out run | {reader}; echo "${{PIPESTATUS[0]}}"'
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=300, env=os.environ | {"TQDM_DISABLE": "1"})
+    assert done.stdout.splitlines()[-1] == "0" and not done.stderr, done
+    assert newest(tmp_path / "run").name == "step-00000040" and len(log(tmp_path / "run")) == 9
+
+
+def test_a_closed_output_is_none_of_a_runs_business(tmp_path: Path):
+    command = f'"{sys.executable}" -m minigpt train sort --steps 4 --out run >&- 2>&-; echo $?'
+    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.stdout == "0\n" and newest(tmp_path / "run").name == "step-00000004"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "cp1252"])
+def test_a_terminal_of_another_alphabet_shows_codes_and_fails_nothing(encoding: str, tmp_path: Path):
+    environment = os.environ | {"PYTHONIOENCODING": encoding, "TQDM_DISABLE": "1"}
+    def program_of(*words): return subprocess.run([sys.executable, "-m", "minigpt", *words], cwd=tmp_path, capture_output=True, env=environment, timeout=300)
+    (tmp_path / "text").write_text("\u0416\u00fc\u20ac\n" * 400, encoding="utf-8")
+    trained = program_of("train", "text", "--text", "text", "--steps", "2", "--out", "r\u00fcn \u0416")
+    assert trained.returncode == 0 and b"done: " in trained.stdout and b"\\u0416" in trained.stdout, trained
+    sampled = program_of("sample", "r\u00fcn \u0416", "--prompt", "\u0416", "--tokens", "20")
+    assert sampled.returncode == 0 and b"\\u0416" in sampled.stdout and sampled.stdout.decode(encoding)
+
+
+def test_the_tip_at_the_end_can_be_typed(tmp_path: Path):
+    done = minigpt("train", "sort", "--steps", 2, "--out", "it's a/b c", cwd=tmp_path)
+    words = shlex.split(done.stdout.splitlines()[-1].partition("; ")[2])[:3]
+    assert words == ["minigpt", "sample", "it's a/b c"] and len(minigpt(*words[1:], "--prompt", "123456", cwd=tmp_path).stdout.strip()) > 6
+
+
+def test_ctrl_c_while_it_loads_is_one_line(tmp_path: Path):
+    "A signal that comes while torch is being imported, by a module of that name that sends it."
+    slow = tmp_path / "slow"
+    slow.mkdir()
+    (slow / "torch.py").write_text("import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(30)")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(slow), str(Path(program.__file__).parent.parent)])}
+    done = subprocess.run([sys.executable, "-m", "minigpt", "sort", "123456"], capture_output=True, text=True, env=environment, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "minigpt: interrupted\n")
+
+
+def test_an_import_by_somebody_else_leaves_ctrl_c_alone():
+    code = "import signal, sys; before = signal.getsignal(signal.SIGINT); import minigpt.__main__; sys.exit(signal.getsignal(signal.SIGINT) is not before)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+    assert not program.PROGRAM
+
+
+def test_the_version_of_both(capsys: pytest.CaptureFixture):
+    with pytest.raises(SystemExit) as caught: program.main(["--version"])
+    assert caught.value.code == 0 and capsys.readouterr().out == f"minigpt {minigpt_version}, torch {torch.__version__}\n"
+
+
+@pytest.mark.parametrize("said, parts", [
+    ({"settings": {"betas": [0.9]}}, ["settings", "betas must be two numbers"]), ({"settings": {"lr": "1e-3"}}, ["settings", "lr must be a number", "'1e-3'"]),
+    ({"model": {"dropout": None}}, ["model", "dropout must be a number", "None"]), ({"model": 3}, ["'model' must be an object", "3"]), ({"settings": []}, ["'settings' must be an object", "[]"]),
+    ({"model": {"width": 3}}, ["model", "width"]), ([], ["must be an object"]), ({"model": {"n_heads": 0}}, ["model", "n_heads", "at least 1"]),
+], ids=str)
+def test_a_config_is_refused_with_the_file_or_the_field(said, parts: list[str], tmp_path: Path, capsys: pytest.CaptureFixture):
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    assert program.main(["train", "sort", "--config", str(tmp_path / "config.json"), "--out", str(tmp_path / "run")]) == 1
+    found = capsys.readouterr().err
+    assert found.startswith("minigpt: --config: ") and found.count("\n") == 1 and all(part in found for part in parts), found
+    assert not (tmp_path / "run").exists()

@@ -1,4 +1,4 @@
-"""`nbdev_test` over the whole book, and a count of what it really ran."""
+"""`nbdev_test` on every notebook, and a count of what it really ran."""
 
 import hashlib
 import json
@@ -26,23 +26,23 @@ def counted(self, nb, *args, **kwargs):
     finally: (Path(sys.argv[1]) / Path(nb.path_).name).write_text(json.dumps(ran))
 
 CaptureShell.run_all = counted
-if __name__ == "__main__": nbdev_test.__wrapped__(n_workers=int(sys.argv[2]), flags=sys.argv[3], timing=True)
+if __name__ == "__main__": nbdev_test.__wrapped__(sys.argv[2], n_workers=0, flags=sys.argv[3])
 """
 
 
-def nbdev_test(root: Path, into: Path, flags: str = "") -> tuple[dict[str, list[str]], subprocess.CompletedProcess]:
-    "Run `nbdev_test`; return the ids of the cells that ran, per notebook, and the process."
+def nbdev_test(notebook: Path, into: Path, flags: str = "") -> tuple[list[str], subprocess.CompletedProcess]:
+    "Run `nbdev_test` on a notebook; return the ids of the cells that ran, and the process."
     into.mkdir()
-    script = into.parent / "counted.py"
+    script, root = into.parent / "counted.py", notebook.parent.parent
     script.write_text(COUNTED, encoding="utf-8")
-    run = subprocess.run([sys.executable, script, into, str(chapters.WORKERS), flags], cwd=root, env=chapters.environment(root), capture_output=True, text=True)
-    return {p.name: json.loads(p.read_text()) for p in into.glob("*.ipynb")}, run
+    run = subprocess.run([sys.executable, script, into, notebook, flags], cwd=root, env=chapters.environment(root), capture_output=True, text=True)
+    ran = into / notebook.name
+    return json.loads(ran.read_text()) if ran.exists() else [], run
 
 
-def code_cells(root: Path, slow: bool) -> dict[str, list[str]]:
+def code_cells(path: Path, slow: bool) -> list[str]:
     "The ids of all code cells that hold code, whether or not something switches them off, but for the two kinds that must not run here."
-    return {path.name: [c["id"] for c in notebooks.read(path)["cells"] if c["cell_type"] == "code" and notebooks.split(c)[1].strip() and (slow or not notebooks.slow(c)) and not elsewhere(c)]
-            for path in notebooks.paths(root)}
+    return [c["id"] for c in notebooks.read(path)["cells"] if c["cell_type"] == "code" and notebooks.split(c)[1].strip() and (slow or not notebooks.slow(c)) and not elsewhere(c)]
 
 
 def elsewhere(cell: dict) -> bool:
@@ -55,26 +55,32 @@ def state(root: Path) -> dict[str, str]:
     return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for folder in ("nbs", "minigpt") for p in (root / folder).iterdir() if p.is_file()}
 
 
-def check(root: Path, tmp_path: Path, summary: list[str], flags: str) -> None:
+def check(notebook: Path, tmp_path: Path, summary: list[str], flags: str) -> None:
+    root = notebook.parent.parent
     before, start = state(root), time.perf_counter()
-    ran, run = nbdev_test(root, tmp_path / "ran", flags)
+    ran, run = nbdev_test(notebook, tmp_path / "ran", flags)
     seconds = time.perf_counter() - start
     assert run.returncode == 0, run.stdout + run.stderr
-    code = {c["id"]: notebooks.split(c)[1].strip() for path in notebooks.paths(root) for c in notebooks.read(path)["cells"] if c["cell_type"] == "code"}
-    ran = {name: [i for i in ids if code.get(i)] for name, ids in ran.items()}
-    assert ran == code_cells(root, slow=bool(flags)), "a cell did not run: skip_exec, eval: false or a flag switches it off"
+    code = {c["id"]: notebooks.split(c)[1].strip() for c in notebooks.read(notebook)["cells"] if c["cell_type"] == "code"}
+    ran = [i for i in ran if code.get(i)]
+    assert ran == code_cells(notebook, slow=bool(flags)), "a cell did not run: skip_exec, eval: false or a flag switches it off"
     assert state(root) == before, "a notebook under test changed a file of the book"
-    per_notebook = ", ".join(line for line in run.stdout.splitlines() if line.endswith(" secs"))
-    summary.append(f"nbdev_test{' with slow cells' if flags else ''}: {len(ran)} notebooks, {sum(map(len, ran.values()))} cells ran in {seconds:.0f} s ({per_notebook})")
+    summary.append(f"nbdev_test{' with slow cells' if flags else ''}: {notebook.stem}, {len(ran)} cells ran in {seconds:.0f} s")
 
 
-def test_every_chapter_passes(root: Path, tmp_path: Path, summary: list[str]):
-    check(root, tmp_path, summary, "")
+BOOK = notebooks.paths(Path(__file__).resolve().parent.parent)
+LONGEST_FIRST = sorted(BOOK, key=lambda path: (path.stem not in ("06_sorting", "12_ablations", "14_speed", "11_language", "17_distributed", "15_command_line"), path.stem))
+
+
+@pytest.mark.parametrize("notebook", LONGEST_FIRST, ids=lambda path: path.stem)
+def test_a_chapter_passes(notebook: Path, tmp_path: Path, summary: list[str]):
+    check(notebook, tmp_path, summary, "")
 
 
 @pytest.mark.slow
-def test_every_chapter_passes_with_its_slow_cells(root: Path, tmp_path: Path, summary: list[str]):
-    check(root, tmp_path, summary, "slow")
+@pytest.mark.parametrize("notebook", LONGEST_FIRST, ids=lambda path: path.stem)
+def test_a_chapter_passes_with_its_slow_cells(notebook: Path, tmp_path: Path, summary: list[str]):
+    check(notebook, tmp_path, summary, "slow")
 
 
 def test_no_slow_cell_exports(root: Path):
@@ -88,13 +94,13 @@ def sample(root: Path, tmp_path: Path, source: str) -> Path:
     (made / "settings.ini").write_bytes((root / "settings.ini").read_bytes())
     cells = [{"cell_type": "code", "id": f"c{i}", "metadata": {}, "outputs": [], "execution_count": None, "source": s.splitlines(True)} for i, s in enumerate(["#| default_exp a", source])]
     (made / "nbs" / "00_a.ipynb").write_text(notebooks.text({"cells": cells, "metadata": {}, "nbformat": 4, "nbformat_minor": 5}), encoding="utf-8")
-    return made
+    return made / "nbs" / "00_a.ipynb"
 
 
 @pytest.mark.parametrize("source", ["#| hide\n1", "#| slow\n1"])
 def test_a_cell_that_runs_is_counted(root: Path, tmp_path: Path, source: str):
     check(sample(root, tmp_path, source), tmp_path, said := [], "slow")
-    assert "1 notebooks, 1 cells ran" in said[0]
+    assert "00_a, 1 cells ran" in said[0]
 
 
 @pytest.mark.parametrize("source, what", [("#| eval: false\n1", "a cell did not run"), ("assert 1 == 2", "assert 1 == 2"), ("open('new.txt', 'w').write('x')", "changed a file")])
@@ -104,7 +110,7 @@ def test_a_run_that_proves_nothing_fails(root: Path, tmp_path: Path, source: str
 
 def test_an_empty_run_fails(root: Path, tmp_path: Path):
     made = sample(root, tmp_path, "1")
-    nb = notebooks.read(made / "nbs" / "00_a.ipynb")
+    nb = notebooks.read(made)
     nb["cells"].insert(0, {"cell_type": "raw", "id": "r", "metadata": {}, "source": ["---\n", "skip_exec: true\n", "---"]})
-    (made / "nbs" / "00_a.ipynb").write_text(notebooks.text(nb), encoding="utf-8")
+    made.write_text(notebooks.text(nb), encoding="utf-8")
     with pytest.raises(AssertionError, match="a cell did not run"): check(made, tmp_path, [], "")

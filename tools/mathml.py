@@ -19,6 +19,7 @@ class MathError(ValueError):
 _ALIASES = [
     (re.compile(r'\\[dt]frac\b'), r'\\frac'),
     (re.compile(r'\\operatorname\*?'), r'\\operatorname'),
+    (re.compile(r'\\operatorname\{(\w+)_\{(\w+)\}\}'), r'\\operatorname{\1}_{\\mathrm{\2}}'),  # an index belongs to the name, upright
     (re.compile(r'\\(begin|end)\{aligned\}'), r'\\\1{align*}'),
     (re.compile(r'\\(text\w*|operatorname)\{((?:[^{}\\]|\\[_,])*)\}'),
      lambda m: f'\\{m[1]}{{' + m[2].replace(r'\_', '_').replace(r'\,', ' ') + '}'),
@@ -57,11 +58,15 @@ def _tidy(e):
     for child in e: _tidy(child)
     if e.tag in _ARITY and len(e) != _ARITY[e.tag]: raise MathError('a command lacks an argument')
     text = e.text or ''
+    if e.tag == 'mover' and e[1].text == '―':  # \\overline: the font's bar does not grow, a border does
+        e.tag, e.attrib = 'mrow', {'style': 'border-top: 0.06em solid; padding-top: 0.12em'}
+        e.remove(e[1])
     if e.tag in ('mi', 'mn', 'mo') and '&' in text: raise MathError('& stands outside an environment with columns')
     if e.tag == 'mi' and text in _SIGNS:
         e.tag, e.text = 'mo', _SIGNS[text]
         if text in '⌊⌋⌈⌉': e.set('stretchy', 'false')
     if e.tag == 'mo' and text in _ORDINARY: e.tag, e.attrib = 'mi', {'mathvariant': 'normal'}
+    if e.tag == 'mo' and text == '/': e.attrib.update(lspace='0', rspace='0')
     if e.tag == 'mo' and text in ('|', '‖') and 'form' not in e.attrib: e.attrib.update(lspace='0', rspace='0')
     if e.tag == 'mrow' and len(e) == 1 and e[0].tag == 'mo' and e[0].text in (',', '.', ':', '='): e[0].attrib.update(lspace='0', rspace='0')
     for before, sign in zip(e, e[1:]):  # a minus after an operator is a sign, not a difference

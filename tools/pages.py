@@ -175,7 +175,12 @@ class Page:
             try: mathml = to_mathml(tex, display)
             except MathError as e:
                 raise SiteError(f'{self.chapter.source or self.chapter.page}: the formula ${tex.strip()}$ cannot be drawn: {e}') from None
-            span.replace_with(self._parse(self._formula(mathml)))
+            after = re.match(r'[,.;:!?)]+', span.next_sibling) if isinstance(span.next_sibling, NavigableString) and not display else None
+            formula = self._parse(self._formula(mathml))
+            if after:  # no line may begin with the comma behind a formula
+                span.next_sibling.replace_with(span.next_sibling[after.end():])
+                formula = self._new('span', formula, after[0], class_='mg-together')
+            span.replace_with(formula)
 
     def _block(self, text, language):
         "One block of code with its copy button."
@@ -557,9 +562,11 @@ def search_script(entries: list) -> str:
 
 # -- the links of a finished site ------------------------------------------------------------------------------------
 
-def dead_links(pages: dict  # name -> HTML, a whole site
+def dead_links(pages: dict,  # name -> HTML, a whole site
+               base: str = '',  # path under which it is published, with which a link may begin
                ) -> list:
     "Every internal link to a page, file or fragment that is not there, as 'page: link'."
+    base = base.rstrip('/') + '/' if base else ''
     ids = {name: set(re.findall(r'\sid="([^"]+)"', text)) for name, text in pages.items() if name.endswith('.html')}
     out = []
     for name, text in pages.items():
@@ -567,6 +574,7 @@ def dead_links(pages: dict  # name -> HTML, a whole site
         for href in re.findall(r'<a\b[^>]*?\shref="([^"]*)"', text):
             href = html.unescape(href)
             if re.match(r'[a-zA-Z][\w+.-]*:', href): continue
+            if base: href = href.removeprefix(base)
             path, _, fragment = href.partition('#')
             if href.startswith('/'): out.append(f'{name}: {href} (not relative)'); continue
             target = posixpath.normpath(posixpath.join(posixpath.dirname(name), path)) if path else name

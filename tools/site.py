@@ -100,11 +100,20 @@ def find_quarto():
     return shutil.which('quarto') or shutil.which('quarto', path=str(Path(sys.executable).parent))
 
 
+def leave_formulas(settings: Path) -> None:
+    "Have Quarto leave formulas as TeX in the staged book, so that one program draws all of them, whichever renderer is at work."
+    settings.write_text(re.sub(r'(?m)^(\s*html-math-method:).*$', r'\1 mathjax', settings.read_text(encoding='utf-8')), encoding='utf-8')
+
+
 def render(staged: Path, renderer: str) -> Path:
     "Let the renderer turn the staged notebooks into HTML; returns the folder it wrote."
     out = staged / yaml.safe_load((staged / '_quarto.yml').read_text(encoding='utf-8'))['project']['output-dir']
     shutil.rmtree(out, ignore_errors=True)
-    if renderer == 'quarto': _run([find_quarto(), 'render', '--no-execute', '--no-cache'], staged, 'quarto render')
+    if renderer == 'quarto':
+        leave_formulas(staged / '_quarto.yml')
+        said = _run([find_quarto(), 'render', '--no-execute', '--no-cache'], staged, 'quarto render')
+        warnings = [line for line in re.sub('\x1b\\[[0-9;]*m', '', said).splitlines() if re.search(r'^\W*WARN', line)]
+        _say(f'site: Quarto gave {len(warnings)} warnings' + ''.join(f'\n    {line.strip()}' for line in warnings))
     else: _run([sys.executable, '-m', 'smalldocs.cli', 'render', '--quiet', '.'], staged, 'smalldocs render')
     if not out.is_dir(): raise SiteError(f'{renderer} wrote no {out.name}/')
     return out
@@ -222,7 +231,7 @@ def build(root: Path,  # the repository
         book = read_book(root, staged)
         _trim(staged, book)
         files = finish(render(staged, renderer), book, root, font)
-    for problem in dead_links(_texts(files)): _say(f'site: dead link in {problem}')
+    for problem in dead_links(_texts(files), book.base): _say(f'site: dead link in {problem}')
     for name in old.get('files', {}).keys() - files.keys(): (out / name).unlink(missing_ok=True)
     for name, data in files.items():
         (out / name).parent.mkdir(parents=True, exist_ok=True)

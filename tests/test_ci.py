@@ -1,0 +1,105 @@
+"""What continuous integration looks at: devices, files of the user's outside their folder, files that anybody may write, processes that are left."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parent.parent
+SPEC = importlib.util.spec_from_file_location("ordinary", ROOT / ".ci" / "ordinary.py")
+ordinary = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(ordinary)
+
+
+def test_a_device_that_has_become_a_file_is_seen(tmp_path: Path):
+    "As /dev/null once did, when a second process of a training opened its log there."
+    os.mkfifo(tmp_path / "null")
+    (tmp_path / "zero").touch()
+    before = ordinary.devices(str(tmp_path))
+    (tmp_path / "null").unlink()
+    (tmp_path / "null").write_text("step,loss\n")
+    (tmp_path / "zero").chmod(0o600)
+    (tmp_path / "new").touch()
+    found = ordinary.differences(before, ordinary.devices(str(tmp_path)))
+    assert len(found) == 3 and any("null was" in line for line in found) and any("zero was" in line for line in found) and f"{tmp_path}/new is new" in found
+    assert "/dev/null" in ordinary.devices() and ordinary.differences(before, before) == []
+    assert ordinary.differences({"a": 1}, {}) == ["a is gone"]
+
+
+def test_files_outside_the_home_are_seen_and_those_inside_are_not(tmp_path: Path):
+    home, away = tmp_path / "home", tmp_path / "away"
+    for folder in (home, away): folder.mkdir()
+    since = tmp_path / "since"
+    since.touch()
+    os.utime(since, (0, 0))
+    for folder in (home, away): (folder / "left").touch()
+    assert set(ordinary.left_behind(os.geteuid(), since, home, (str(away), str(home)))) == {str(away), str(away / "left")}
+
+
+def test_a_file_that_anybody_may_write_is_seen_if_it_is_newer(tmp_path: Path):
+    since, open_to_all = tmp_path / "since", tmp_path / "log"
+    since.touch()
+    open_to_all.touch()
+    open_to_all.chmod(0o666)
+    for seconds, seen in ((10, {str(open_to_all): "was written"}), (-10, {})):
+        os.utime(since, (open_to_all.stat().st_mtime - seconds,) * 2)
+        assert ordinary.left_behind(os.geteuid() + 1, since, tmp_path / "home", (str(tmp_path),)) == seen
+
+
+def test_a_process_that_is_left_is_seen():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    try: assert f"/proc/{process.pid}" in ordinary.processes(os.geteuid())
+    finally: process.kill()
+    process.wait(30)
+    assert f"/proc/{process.pid}" not in ordinary.processes(os.geteuid())
+
+
+# The workflows
+
+WORKFLOWS = {path.stem: yaml.safe_load(path.read_text(encoding="utf-8")) for path in sorted((ROOT / ".github/workflows").glob("*.yml"))}
+
+
+def steps() -> list[tuple[str, str, dict]]: return [(name, job, step) for name, flow in WORKFLOWS.items() for job, about in flow["jobs"].items() for step in about["steps"]]
+
+
+def test_the_site_is_published_after_the_tests_of_the_same_commit_and_runs_nothing_anew():
+    site = WORKFLOWS["test"]["jobs"]["site"]
+    assert "test" in site["needs"] and "refs/heads/main" in site["if"]
+    run = " ".join(step.get("run", "") for step in site["steps"])
+    assert "tools render" in run and "make book" not in run and "refresh" not in run
+    assert not any("deploy-pages" in step.get("uses", "") for name, job, step in steps() if (name, job) != ("test", "site"))
+
+
+def test_every_action_is_pinned_and_every_setup_of_python_caches():
+    uses = [step["uses"] for _, _, step in steps() if "uses" in step]
+    assert uses and all(use.partition("@")[2].lstrip("v")[:1].isdigit() for use in uses)
+    assert all(step["with"].get("cache") == "pip" for _, _, step in steps() if "setup-python" in step.get("uses", ""))
+    assert all(step["with"]["version"].count(".") == 2 for _, _, step in steps() if "quarto-actions" in step.get("uses", ""))
+
+
+def test_the_slow_tests_and_the_newest_of_everything_are_run_once_a_week():
+    weekly = WORKFLOWS["weekly"]
+    assert weekly[True]["schedule"] and any("make test-slow" in step.get("run", "") for step in weekly["jobs"]["slow"]["steps"])
+    newest = weekly["jobs"]["newest"]["steps"]
+    assert any("--upgrade" in step.get("run", "") and "minigpt verify" in step.get("run", "") for step in newest)
+
+
+@pytest.mark.parametrize("system", ["windows-latest", "macos-latest", "ubuntu-latest"])
+def test_the_package_is_tried_on_every_system(system: str):
+    package = WORKFLOWS["test"]["jobs"]["package"]
+    assert system in [row["os"] for row in package["strategy"]["matrix"]["include"]]
+    run = " ".join(step.get("run", "") for step in package["steps"])
+    assert all(part in run for part in ("pip install", "minigpt verify", "minigpt sort", "minigpt train", "--resume"))
+
+
+def test_the_oldest_torch_and_python_are_those_that_the_project_promises():
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = next(row for row in WORKFLOWS["test"]["jobs"]["package"]["strategy"]["matrix"]["include"] if row["torch"] != "torch")
+    torch = next(d for d in project["dependencies"] if d.startswith("torch"))
+    assert oldest["torch"] == torch.replace(">=", "==") + ".0" and project["requires-python"] == ">=" + oldest["python"]
