@@ -71,7 +71,7 @@ def version(python: str, home: Path) -> tuple[int, ...]:
 
 def newest_python(home: Path) -> str:
     "The newest Python here up to 3.13. One in a folder that is closed to the user is copied into the user's."
-    names = [shutil.which(f"python3.{minor}") for minor in (13, 12, 11)] + sorted(glob.glob(os.path.expanduser("~/.pyenv/versions/3.1[1-3].*/bin/python3")), reverse=True) + [str(SYSTEM)]
+    names = [shutil.which(f"python3.{minor}") for minor in (13, 12, 11)] + [shutil.which("python3"), str(SYSTEM)]
     for name in filter(None, names):
         if version(name, home) >= (3, 11): return name
         prefix = subprocess.run([name, "-c", "import sys; print(sys.base_prefix)"], stdout=subprocess.PIPE, text=True).stdout.strip()

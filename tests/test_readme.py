@@ -1,7 +1,10 @@
 """README.md is what the index page says, and says it in a way that a repository's page can show."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 from tools import notebooks, readme
@@ -52,3 +55,22 @@ def test_a_current_readme_is_not_written_again(tmp_path: Path):
     before = (tmp_path / "README.md").stat().st_mtime_ns
     readme.make(tmp_path)
     assert (tmp_path / "README.md").stat().st_mtime_ns == before and notebooks.paths(tmp_path)[0].name == "index.ipynb"
+
+
+RUN = """
+import ast, sys
+names = {}
+for block in sys.argv[1:]:
+    *lines, last = ast.parse(block).body
+    exec(compile(ast.Module(lines, []), "README", "exec"), names)
+    value = eval(compile(ast.Expression(last.value), "README", "eval"), names) if isinstance(last, ast.Expr) else exec(compile(ast.Module([last], []), "README", "exec"), names)
+    print("" if value is None else repr(value), end="\\0")
+"""
+
+
+def test_whoever_types_the_readme_sees_what_it_shows(root: Path):
+    "In a new Python, the blocks one behind the other: each output is the one below its block."
+    blocks = re.findall(r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", (root / "README.md").read_text(encoding="utf-8"), re.S)
+    done = subprocess.run([sys.executable, "-c", RUN, *(code for code, _ in blocks)], cwd=root, capture_output=True, text=True, env=os.environ | {"OMP_NUM_THREADS": "1"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("\0")[:-1] == [shown.rstrip("\n") for _, shown in blocks] and sum(bool(shown) for _, shown in blocks) >= 4

@@ -200,6 +200,22 @@ def test_spacing_of_formulas():
     assert to_mathml(r"\log p").count("<mspace") == 1 and "<mspace" not in to_mathml(r"\log(p)")
     assert '<mo form="prefix">−</mo>' in to_mathml(r"x = -\infty") and 'form="prefix"' not in to_mathml("x - y")
     assert "<mi>head</mi>" in to_mathml(r"\mathrm{head}_1")
+    assert '<mo lspace="0" rspace="0">/</mo>' in to_mathml("a/b"), "a slash stands close to what it divides"
+    assert '<mi class="fn">gelu</mi>' in to_mathml(r"\operatorname{gelu_{tanh}}(x)") and "<mi>tanh</mi>" in to_mathml(r"\operatorname{gelu_{tanh}}(x)"), "upright, with an upright index"
+    assert to_mathml(r"\ln 2") == to_mathml(r"\ln2") and "<mspace" in to_mathml(r"\ln2") and "<mspace" in to_mathml(r"a\cos\varphi")
+
+
+def test_a_bar_is_as_wide_as_what_it_covers():
+    "As a border: the font's own bar would cover one letter."
+    bar = to_mathml(r"\overline{k e^{i\theta}}")
+    assert "<mover" not in bar and "border-top" in bar and bar.index("border-top") < bar.index("<mi>k</mi>")
+
+
+@pytest.mark.parametrize("mark", [",", ".", ").", "?"])
+def test_no_line_begins_with_what_follows_a_formula(mark):
+    html = content(f"<p>so <span class='math inline'>\\(x\\)</span>{mark} and</p>")
+    together = BeautifulSoup(str(html), "html.parser").select_one(".mg-together")
+    assert together.get_text() == f"x{mark}" and "nowrap" in (ROOT / "nbs/styles.css").read_text(encoding="utf-8").partition(".mg-together")[2][:40]
 
 
 @pytest.mark.parametrize("tex, why", [
@@ -401,6 +417,7 @@ def test_dead_links_are_found():
     site_files = {"a.html": '<a href="b.html#x">1</a><a href="c.html">2</a><a href="/b.html">3</a><a href="#no">4</a><a href="https://x.org">5</a>',
                   "b.html": '<p id="x">'}
     assert dead_links(site_files) == ["a.html: #no (no such section)", "a.html: /b.html (not relative)", "a.html: c.html (no such page)"]
+    assert dead_links({"404.html": '<a href="/book/b.html">1</a><a href="/book/c.html">2</a>', "b.html": ""}, "/book") == ["404.html: c.html (no such page)"]
 
 
 # -- the glossary, the colours of the axes, the weight -----------------------------------------------------------------
@@ -477,21 +494,24 @@ def test_build_twice_and_again(tmp_path, capsys):
     assert not (out / "layers.html").exists() and (out / "index.html").exists()
 
 
-def test_quarto_is_preferred_and_called_on_the_staged_folder(tmp_path, monkeypatch):
+def test_quarto_is_preferred_and_called_on_the_staged_folder(tmp_path, monkeypatch, capsys):
     root = project(tmp_path / "book", SMALL)
     fake = tmp_path / "bin" / "quarto"
     fake.parent.mkdir()
     body = QUARTO.replace("layers.html#one", "layers.html")
     fake.write_text(f"#!{sys.executable}\nimport json, pathlib, sys\n"
-                    f"pathlib.Path({str(tmp_path / 'call.json')!r}).write_text(json.dumps([sys.argv[1:], sorted(p.name for p in pathlib.Path().iterdir())]))\n"
+                    f"pathlib.Path({str(tmp_path / 'call.json')!r}).write_text(json.dumps([sys.argv[1:], sorted(p.name for p in pathlib.Path().iterdir()), pathlib.Path('_quarto.yml').read_text()]))\n"
+                    "print('\\x1b[33mWARN: something\\x1b[39m'); print('fine'); print('[WARNING] a div is unclosed', file=sys.stderr)\n"
                     "out = pathlib.Path('_docs'); out.mkdir()\n"
                     f"for name in ('index', 'layers'): (out / (name + '.html')).write_text('<html><main>' + {body!r} + '</main></html>', encoding='utf-8')\n"
                     "(out / 'site_libs').mkdir(); (out / 'site_libs' / 'x.js').write_text(''); (out / 'search.json').write_text('[]')\n", encoding="utf-8")
     fake.chmod(0o755)
     monkeypatch.setenv("PATH", str(fake.parent), prepend=":")
     out = site.build(root)
-    args, seen = json.loads((tmp_path / "call.json").read_text())
+    args, seen, settings = json.loads((tmp_path / "call.json").read_text())
     assert args == ["render", "--no-execute", "--no-cache"]
+    assert yaml.safe_load(settings)["format"]["html"]["html-math-method"] == "mathjax", "formulas are left to the program that draws them for both renderers"
+    assert "Quarto gave 2 warnings\n    WARN: something\n    [WARNING] a div is unclosed" in capsys.readouterr().err
     assert {"_quarto.yml", "index.ipynb", "01_layers.ipynb", "styles.css"} <= set(seen)
     assert json.loads((out / ".built.json").read_text())["renderer"] == "quarto"
     assert sorted(p.name for p in out.iterdir()) == [".built.json", ".nojekyll", "404.html", "assets", "index.html", "layers.html", "notebooks", "styles.css"]
