@@ -131,6 +131,7 @@ def write_parts(folder: Path, model: GPT, optimizer: AdamW | None, about: dict) 
     }
     text = json.dumps(state | {"sha256": seal(state)}, indent=1, ensure_ascii=False)
     (folder / STATE).write_text(text, encoding="utf-8")
+    for name in (MODEL, TRAINING): shutil.copymode(folder / STATE, folder / name)  # as the umask says
     for path in (folder / MODEL, folder / TRAINING, folder / STATE, folder): flush(path)
 
 # %% ../nbs/13_checkpoints.ipynb #fa020027
@@ -302,7 +303,7 @@ def load_checkpoint(
         weights, training = load_file(path), load_file(checkpoint / TRAINING)
         if "random.cpu" not in training:
             raise CheckpointError(f"{checkpoint / TRAINING}: random.cpu is missing")
-    except SafetensorError as error:
+    except (OSError, SafetensorError) as error:  # no tensors, or removed while it was read
         raise CheckpointError(f"{checkpoint}: {MODEL} or {TRAINING}: {error}") from None
     with seeded(0): model = GPT(empty.config, positions=make_positions(**state["positions"]))
     with torch.no_grad():
