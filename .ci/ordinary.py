@@ -9,10 +9,12 @@ import os
 import pwd
 import re
 import shutil
+import signal
 import stat
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,7 +62,8 @@ def as_user(command: str, home: Path, folder: Path, **how) -> subprocess.Complet
     "Run a shell command as the user."
     passed = {name: value for name, value in os.environ.items() if PASSED_ON.fullmatch(name)}
     environment = {"HOME": str(home), "USER": USER, "PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8"} | passed
-    return subprocess.run(["runuser", "-u", USER, "--", "bash", "-c", f"ulimit -n 1024; umask 022; {command}"], cwd=folder, env=environment, **how)
+    group = pwd.getpwnam(USER).pw_gid
+    return subprocess.run(["bash", "-c", f"ulimit -n 1024; umask 022; {command}"], cwd=folder, env=environment, user=USER, group=group, extra_groups=[], **how)
 
 
 def version(python: str, home: Path) -> tuple[int, ...]:
@@ -104,6 +107,7 @@ def proven(home: Path, name: str, python: str, targets: str) -> list[str]:
 
 
 def main() -> int:
+    os.environ["PATH"] += ":/usr/sbin:/sbin"
     home = Path("/home") / USER
     if subprocess.run(["id", USER], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode == 0: remove(home)
     subprocess.run(["useradd", "--create-home", "--home-dir", str(home), "--shell", "/bin/bash", USER], check=True)
@@ -128,7 +132,8 @@ def main() -> int:
 
 def remove(home: Path) -> None:
     "The user, all processes and the folder."
-    subprocess.run(["pkill", "-KILL", "-u", USER])
+    for process in processes(pwd.getpwnam(USER).pw_uid):
+        with suppress(ProcessLookupError): os.kill(int(Path(process).name), signal.SIGKILL)
     subprocess.run(["userdel", USER], stderr=subprocess.DEVNULL)
     shutil.rmtree(home, ignore_errors=True)
 

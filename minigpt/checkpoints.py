@@ -321,9 +321,9 @@ def checkpoints(folder: Path | str) -> list[Path]:
 # %% ../nbs/13_checkpoints.ipynb #62b4296a
 def newest(folder: Path | str) -> Path:
     "The newest checkpoint in a folder. Raises `CheckpointError` if there is none."
-    found = checkpoints(folder)
-    if not found: raise CheckpointError(f"{folder}: no checkpoint in this folder")
-    return found[-1]
+    for _ in range(10):  # while one is added and another removed, a single look may miss both
+        if found := checkpoints(folder): return found[-1]
+    raise CheckpointError(f"{folder}: no checkpoint in this folder")
 
 # %% ../nbs/13_checkpoints.ipynb #1919bcbf
 def load_newest(folder: Path | str) -> Checkpoint:

@@ -421,6 +421,15 @@ def test_a_reader_always_gets_a_whole_checkpoint_while_one_is_written_and_anothe
     assert not failed and steps == sorted(steps) and load_newest(tmp_path).step == 59
 
 
+def test_a_folder_is_empty_only_when_it_is_seen_so_more_than_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    "A list made while one checkpoint is added and another removed may show neither."
+    saved, looks = save_checkpoint(tmp_path, fresh()[0], step=1), iter([[], []])
+    monkeypatch.setattr("minigpt.checkpoints.checkpoints", lambda folder: next(looks, [saved]))
+    assert load_newest(tmp_path).step == 1
+    monkeypatch.setattr("minigpt.checkpoints.checkpoints", lambda folder: [])
+    with pytest.raises(CheckpointError, match="no checkpoint in this folder"): newest(tmp_path)
+
+
 def test_the_newest_is_read_anew_when_it_was_removed_meanwhile_and_refused_when_it_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = fresh()[0]
     old, new = (save_checkpoint(tmp_path, model, step=step) for step in (1, 2))

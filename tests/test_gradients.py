@@ -318,6 +318,7 @@ LOOKED_AT = {  # module, definition, name -> why no gradient depends on how a ti
     ("layers", "check_ids", "aminmax"): "of ids",
     ("model", "cross_entropy", "amax"): "of scores that are detached",
     ("generation", "sample", "amax"): "sampling is not differentiated, and the same number is subtracted from all",
+    ("generation", "most_probable", "where"): "of ids",
     ("training", "clip_gradients", "clamp"): "a factor for gradients that are there already",
     ("language", "orthogonalized", "clamp"): "part of an optimizer",
     ("speed", "optimizer_difference", "abs"): "a comparison",

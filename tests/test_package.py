@@ -172,7 +172,7 @@ def test_every_command_that_a_page_shows_exists_there(alone: Path, root: Path, t
     for path in notebooks.paths(root):
         for cell in notebooks.read(path)["cells"]:
             source = notebooks.source(cell)
-            if cell["cell_type"] == "code": found = re.findall(r"\"(minigpt (?:sort|train|sample|verify|shapes|params)\b[^\"\n]*)\"", source)
+            if cell["cell_type"] == "code": found = re.findall(r"(?<!f)\"(minigpt (?:sort|train|sample|verify|shapes|params)\b[^\"\n]*)\"", source)
             else: found = re.findall(r"(?:`|^|-m )(minigpt (?:sort|train|sample|verify|shapes|params)\b[^`\n|]*)", source, re.M)
             shown |= {line.strip() for line in found}
     assert len(shown) > 8
