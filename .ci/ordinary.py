@@ -66,24 +66,45 @@ def as_user(command: str, home: Path, folder: Path, **how) -> subprocess.Complet
     return subprocess.run(["bash", "-c", f"ulimit -n 1024; umask 022; {command}"], cwd=folder, env=environment, user=USER, group=group, extra_groups=[], **how)
 
 
+ASKED = "import ctypes, ensurepip, ssl, sys, venv; print(*sys.version_info[:3], sys.base_prefix)"
+
+
 def version(python: str, home: Path) -> tuple[int, ...]:
-    "The version of a Python that the user can run, with its venv module; (0,) if that fails."
-    done = as_user(f'"{python}" -c "import sys, venv, ensurepip; print(*sys.version_info[:3])"', home, home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    return tuple(map(int, done.stdout.split())) if done.returncode == 0 else (0,)
+    "The version of a Python that the user can run, with what set-up needs; (0,) if that fails."
+    done = as_user(f'"{python}" -c "{ASKED}"', home, home, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    return tuple(map(int, done.stdout.split()[:3])) if done.returncode == 0 else (0,)
+
+
+def pythons() -> list[tuple[tuple[int, ...], str, str]]:
+    "Version, path and prefix of every Python from 3.11 to 3.13 that root can run, the newest first: those on the path, and this one's siblings."
+    names = [shutil.which(f"python3.{minor}") for minor in (11, 12, 13)] + [str(SYSTEM), sys.executable]
+    names += map(str, Path(sys.base_prefix).parent.glob("*/bin/python3"))
+    found = {}
+    for name in filter(None, names):
+        done = subprocess.run([name, "-c", ASKED], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) if os.path.exists(name) else None
+        if done is None or done.returncode: continue
+        *numbers, prefix = done.stdout.split(maxsplit=3)
+        found.setdefault((tuple(map(int, numbers)), prefix.strip()), name)
+    return [(number, name, prefix) for (number, prefix), name in sorted(found.items(), reverse=True) if (3, 11) <= number < (3, 14)]
+
+
+def relocated(program: bytes, prefix: str) -> bytes:
+    "An executable that looks for its library beside itself, not in `prefix`/lib, as long as before."
+    old = f"{prefix}/lib".encode() + b"\0"
+    return program.replace(old, b"$ORIGIN/../lib".ljust(len(old), b"\0")) if len(old) > len("$ORIGIN/../lib") else program
 
 
 def newest_python(home: Path) -> str:
-    "The newest Python here up to 3.13. One in a folder that is closed to the user is copied into the user's."
-    names = [shutil.which(f"python3.{minor}") for minor in (13, 12, 11)] + [shutil.which("python3"), str(SYSTEM)]
-    for name in filter(None, names):
-        if version(name, home) >= (3, 11): return name
-        prefix = subprocess.run([name, "-c", "import sys; print(sys.base_prefix)"], stdout=subprocess.PIPE, text=True).stdout.strip()
-        if not prefix.startswith(os.path.expanduser("~")): continue
+    "The newest Python here up to 3.13. One in a folder that is closed to the user is copied into the user's, and must be the same there."
+    for number, name, prefix in pythons():
+        if version(name, home) == number: return name
         copy = home / "python"
         shutil.rmtree(copy, ignore_errors=True)
         subprocess.run(["cp", "-a", prefix, copy], check=True)
+        for program in (copy / "bin").glob("python3.*"):
+            if not program.is_symlink(): program.write_bytes(relocated(program.read_bytes(), prefix))
         subprocess.run(["chown", "-R", USER, copy], check=True)
-        if version(str(copy / "bin/python3"), home) >= (3, 11): return str(copy / "bin/python3")
+        if version(str(copy / "bin/python3"), home) == number: return str(copy / "bin/python3")
     raise SystemExit("no Python of 3.11 or newer can be run by an ordinary user here")
 
 

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -56,6 +57,38 @@ def test_a_process_that_is_left_is_seen():
     finally: process.kill()
     process.wait(30)
     assert f"/proc/{process.pid}" not in ordinary.processes(os.geteuid())
+
+
+# The Python that the user gets
+
+
+def test_a_relocated_program_finds_its_library_beside_itself():
+    program = b"\x7fELF..\0/closed/versions/3.13.0/lib\0/closed/versions/3.13.0/lib64\0.."
+    moved = ordinary.relocated(program, "/closed/versions/3.13.0")
+    assert len(moved) == len(program) and b"\0$ORIGIN/../lib\0" in moved and b"/closed/versions/3.13.0/lib\0" not in moved and b"/closed/versions/3.13.0/lib64\0" in moved
+    assert ordinary.relocated(b"\0/usr/lib\0", "/usr") == b"\0/usr/lib\0"  # no room for the new path
+
+
+def test_the_pythons_that_are_found_run_and_the_newest_comes_first():
+    found = ordinary.pythons()
+    if (3, 11) <= sys.version_info < (3, 14) and importlib.util.find_spec("ensurepip"): assert found[0][0] >= sys.version_info[:3]
+    assert found == sorted(found, reverse=True)
+    for number, name, _ in found:
+        assert subprocess.run([name, "-c", "import sys; print(sys.version_info[:3])"], capture_output=True, text=True).stdout.strip() == str(number)
+
+
+@pytest.mark.parametrize("copied", [(3, 13, 0), (3, 11, 2), (0,)])
+def test_a_copy_that_turns_out_to_be_another_python_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, copied: tuple):
+    "As when the loader took Debian's library, since the copy's own was in a folder that is closed to the user: without ssl, pip found nothing."
+    prefix, home = tmp_path / "root's", tmp_path / "home"
+    (prefix / "bin").mkdir(parents=True)
+    (prefix / "bin/python3.13").write_bytes(f"..{prefix}/lib\0".encode())
+    home.mkdir()
+    monkeypatch.setattr(ordinary, "pythons", lambda: [((3, 13, 0), str(prefix / "bin/python3"), str(prefix)), ((3, 11, 2), "/usr/bin/python3", "/usr")])
+    monkeypatch.setattr(ordinary, "version", lambda python, home: copied if "home/python" in python else (3, 11, 2) if python.startswith("/usr") else (0,))
+    monkeypatch.setattr(ordinary.subprocess, "run", lambda command, **how: shutil.copytree(prefix, home / "python") if command[0] == "cp" else None)
+    assert ordinary.newest_python(home) == (str(home / "python/bin/python3") if copied == (3, 13, 0) else "/usr/bin/python3")
+    assert b"$ORIGIN/../lib" in (home / "python/bin/python3.13").read_bytes()
 
 
 # The workflows
