@@ -46,12 +46,18 @@ def is_worker(config: pytest.Config) -> bool: return hasattr(config, "workerinpu
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    "A folder for the one site of this run, which workers inherit by its name."
-    if not is_worker(config): os.environ["MINIGPT_TEST_SITE"] = tempfile.mkdtemp(prefix="minigpt-built-")
+    """One folder for everything temporary, which workers and all that tests start inherit by its name: torch's launcher and compiler
+    would leave hundreds of files behind. Its name is short because a socket's path may have no more than 103 bytes."""
+    if is_worker(config): return
+    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="mg-")
+    os.environ["MINIGPT_TEST_SITE"] = tempfile.mkdtemp(prefix="built-")
+    os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if not is_worker(config): shutil.rmtree(os.environ.pop("MINIGPT_TEST_SITE", ""), ignore_errors=True)
+    if is_worker(config): return
+    shutil.rmtree(os.environ.pop("TMPDIR"), ignore_errors=True)
+    tempfile.tempdir = None
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
