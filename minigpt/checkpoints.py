@@ -210,14 +210,15 @@ def check_parts(checkpoint: Path, state: dict) -> None:
             raise CheckpointError(f"{checkpoint / STATE}: 'parts' says nothing of {name}")
         try:
             size = path.stat().st_size
-        except OSError as error:
+            if size != wanted.get("bytes"):
+                raise CheckpointError(f"{path}: must have {wanted.get('bytes')} bytes, got {size}")
+            found = fingerprint(path)["sha256"]
+        except OSError as error:  # perhaps removed while it was read
             raise CheckpointError(f"{path}: {error.strerror}") from None
-        if size != wanted.get("bytes"):
-            raise CheckpointError(f"{path}: must have {wanted.get('bytes')} bytes, got {size}")
-        if (found := fingerprint(path))["sha256"] != wanted.get("sha256"):
+        if found != wanted.get("sha256"):
             raise CheckpointError(
                 f"{path}: its SHA-256 must begin with {str(wanted.get('sha256'))[:12]}, got "
-                f"{found['sha256'][:12]}: the file was changed, or belongs to another checkpoint"
+                f"{found[:12]}: the file was changed, or belongs to another checkpoint"
             )
 
 # %% ../nbs/13_checkpoints.ipynb #ae82ec96

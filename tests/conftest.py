@@ -119,3 +119,13 @@ def copy(into: Path) -> Path:
     skip = shutil.ignore_patterns("__pycache__", ".*")
     for name in ("nbs", "minigpt"): shutil.copytree(ROOT / name, into / name, symlinks=True, ignore=skip)
     return into
+
+
+@pytest.fixture
+def plain(tmp_path: Path) -> tuple[str, str]:
+    """This Python and the checkout, by links whose names are ASCII. Under `LC_ALL=C` a Python without its UTF-8 mode can spell no
+    others, and torch stops at them while it is imported."""
+    environment, checkout = tmp_path / "environment", tmp_path / "checkout"
+    environment.symlink_to(sys.prefix)
+    checkout.symlink_to(ROOT)
+    return str(environment / "bin" / Path(sys.executable).name), str(checkout)

@@ -430,6 +430,23 @@ def test_a_folder_is_empty_only_when_it_is_seen_so_more_than_once(tmp_path: Path
     with pytest.raises(CheckpointError, match="no checkpoint in this folder"): newest(tmp_path)
 
 
+def test_a_checkpoint_that_is_removed_while_it_is_summed_up_makes_way_for_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    model, summed = fresh()[0], fingerprint
+
+    def late(path: Path) -> dict:
+        "The next checkpoint is there and this one gone, between its size and its sum."
+        if path.parent.name == "step-00000001":
+            patch.undo()
+            save_checkpoint(tmp_path, model, step=2)
+            shutil.rmtree(path.parent)
+        return summed(path)
+
+    save_checkpoint(tmp_path, model, step=1)
+    with monkeypatch.context() as patch:
+        patch.setattr("minigpt.checkpoints.fingerprint", late)
+        assert load_newest(tmp_path).step == 2
+
+
 def test_the_newest_is_read_anew_when_it_was_removed_meanwhile_and_refused_when_it_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     model = fresh()[0]
     old, new = (save_checkpoint(tmp_path, model, step=step) for step in (1, 2))

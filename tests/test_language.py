@@ -121,11 +121,11 @@ def test_texts_from_files(tmp_path: Path, cache: Path):
     with pytest.raises(FileNotFoundError, match="nowhere.txt"): load_text(tmp_path / "nowhere.txt")
 
 
-def test_utf8_under_any_locale(tmp_path: Path, root: Path):
+def test_utf8_under_any_locale(tmp_path: Path, plain: tuple[str, str]):
     (tmp_path / "a.txt").write_text("naïve", encoding="utf-8")
     code = "import sys; from minigpt.language import load_text, plays; assert load_text(sys.argv[1]) == 'na\\u00efve'; plays('Hamlet')"
-    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUTF8"} | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": str(root)}
-    subprocess.run([sys.executable, "-X", "utf8=0", "-c", code, str(tmp_path / "a.txt")], check=True, env=environment)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUTF8"} | {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONPATH": plain[1]}
+    subprocess.run([plain[0], "-X", "utf8=0", "-c", code, str(tmp_path / "a.txt")], check=True, env=environment)
 
 
 def test_plays():

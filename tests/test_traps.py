@@ -31,10 +31,10 @@ from minigpt.training import TrainConfig, lr_at, new_optimizer, train
 SMALL = GPTConfig(vocab_size=9, context_length=6, d_model=16, n_heads=2, n_layers=2, dropout=0.2)
 
 
-def python(code: str, *options: str, **variables: str) -> str:
+def python(code: str, *options: str, program: str = sys.executable, **variables: str) -> str:
     "What a program prints that runs in a process of its own."
     env = {k: v for k, v in os.environ.items() if not k.startswith(("LC_", "LANG", "PYTHON"))} | {"PYTHONPATH": str(Path(minigpt.__file__).parent.parent)} | variables
-    run = subprocess.run([sys.executable, *options, "-c", code], env=env, capture_output=True, timeout=120)
+    run = subprocess.run([program, *options, "-c", code], env=env, capture_output=True, timeout=120)
     assert run.returncode == 0, run.stderr.decode("utf-8", "replace")
     return run.stdout.decode("utf-8")
 
@@ -137,11 +137,11 @@ def test_a_seeded_sample_stands_alone(options: dict):
     assert torch.equal(torch.get_rng_state(), state) and not torch.equal(generate(model, prompt, 20), generate(model, prompt, 20))
 
 
-def test_files_are_read_and_written_as_utf8():
+def test_files_are_read_and_written_as_utf8(plain: tuple[str, str]):
     "karpathy/nanoGPT PR 429: files opened without an encoding. Every module imports and the sorter's file is read under LC_ALL=C, and no call leaves the encoding open."
     names = [m.name for m in pkgutil.iter_modules(minigpt.__path__)]
     code = f"import importlib, locale, minigpt\nfor n in {names}: importlib.import_module('minigpt.' + n)\nprint(locale.getencoding())"
-    said = python(code, "-X", "utf8=0", LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="utf-8")
+    said = python(code, "-X", "utf8=0", program=plain[0], PYTHONPATH=plain[1], LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="utf-8")
     assert "UTF-8" not in said.upper(), "the process was to run without UTF-8"
     texts = {"read_text", "write_text"}
     for path in Path(minigpt.__file__).parent.glob("*.py"):
