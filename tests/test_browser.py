@@ -132,9 +132,11 @@ def test_dark_theme_is_remembered(visit):
     toggle.click()
     dark = ground()
     assert dark != light and toggle.get_attribute("aria-pressed") == "true"
+    page.wait_for_timeout(500)  # the browser hands what was stored to another page's process a moment later
     page.goto(url("attention.html"))
     assert ground() == dark and page.get_by_role("button", name="Dark theme").get_attribute("aria-pressed") == "true"
     page.get_by_role("button", name="Dark theme").click()
+    page.wait_for_timeout(500)
     page.reload()
     assert ground() == light
 

@@ -52,10 +52,11 @@ def test_a_file_that_anybody_may_write_is_seen_if_it_is_newer(tmp_path: Path):
 
 
 def test_a_process_that_is_left_is_seen():
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "print(1, flush=True); import time; time.sleep(60)"], stdout=subprocess.PIPE)
+    process.stdout.readline()  # it runs: before, it has no command line yet
     try: assert f"/proc/{process.pid}" in ordinary.processes(os.geteuid())
     finally: process.kill()
-    process.wait(30)
+    process.communicate(timeout=30)
     assert f"/proc/{process.pid}" not in ordinary.processes(os.geteuid())
 
 

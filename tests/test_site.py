@@ -502,7 +502,7 @@ def test_quarto_is_preferred_and_called_on_the_staged_folder(tmp_path, monkeypat
     body = QUARTO.replace("layers.html#one", "layers.html")
     says.write_text(f"import json, pathlib, sys\n"
                     f"pathlib.Path({str(tmp_path / 'call.json')!r}).write_text(json.dumps([sys.argv[1:], sorted(p.name for p in pathlib.Path().iterdir()), pathlib.Path('_quarto.yml').read_text()]))\n"
-                    "print('\\x1b[33mWARN: something\\x1b[39m'); print('fine'); print('[WARNING] a div is unclosed', file=sys.stderr)\n"
+                    "print('\\x1b[33mWARN: something\\x1b[39m'); print('fine', flush=True); print('[WARNING] a div is unclosed', file=sys.stderr)\n"
                     "out = pathlib.Path('_docs'); out.mkdir()\n"
                     f"for name in ('index', 'layers'): (out / (name + '.html')).write_text('<html><main>' + {body!r} + '</main></html>', encoding='utf-8')\n"
                     "(out / 'site_libs').mkdir(); (out / 'site_libs' / 'x.js').write_text(''); (out / 'search.json').write_text('[]')\n", encoding="utf-8")
