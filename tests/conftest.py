@@ -22,6 +22,7 @@ torch.set_num_threads(1)
 jaxtyping.install_import_hook("minigpt", "tools.typecheck.typechecked")
 
 SUMMARY = pytest.StashKey[list[str]]()
+TEMPORARY = pytest.StashKey[str]()
 
 # The quick checks of the checkout come first: what they find explains what fails later. Then what takes longest, so that no
 # worker is left with it at the end. `make test-fast` leaves the long ones out.
@@ -47,17 +48,17 @@ def is_worker(config: pytest.Config) -> bool: return hasattr(config, "workerinpu
 
 def pytest_configure(config: pytest.Config) -> None:
     """One folder for everything temporary, which workers and all that tests start inherit by its name: torch's launcher and compiler
-    would leave hundreds of files behind. Its name is short because a socket's path may have no more than 103 bytes."""
+    would leave hundreds of files behind. Its name is short because a socket's path may have no more than 103 bytes. It is removed
+    whatever happens; who wants to see what a failed test has left gives pytest a `--basetemp`."""
     if is_worker(config): return
-    tempfile.tempdir = os.environ["TMPDIR"] = tempfile.mkdtemp(prefix="mg-")
+    tempfile.tempdir = os.environ["TMPDIR"] = config.stash[TEMPORARY] = tempfile.mkdtemp(prefix="mg-")
     os.environ["MINIGPT_TEST_SITE"] = tempfile.mkdtemp(prefix="built-")
     os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    if is_worker(config): return
-    shutil.rmtree(os.environ.pop("TMPDIR"), ignore_errors=True)
-    tempfile.tempdir = None
+    "Remove the folder, if it was made: where another plugin stops pytest before that, TMPDIR is still the user's."
+    if folder := config.stash.get(TEMPORARY, None): shutil.rmtree(folder, ignore_errors=True)
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:

@@ -60,6 +60,17 @@ def test_a_process_that_is_left_is_seen():
     assert f"/proc/{process.pid}" not in ordinary.processes(os.geteuid())
 
 
+def test_pytest_stopped_before_it_begins_leaves_the_users_temporary_folder_alone(root: Path, tmp_path: Path):
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    (theirs / "kept").write_text("mine", encoding="utf-8")
+    (tmp_path / "early.py").write_text("import pytest\n\n@pytest.hookimpl(tryfirst=True)\ndef pytest_configure(config): raise pytest.UsageError('stopped early')\n", encoding="utf-8")
+    command = [sys.executable, "-m", "pytest", "-p", "early", "-p", "no:cacheprovider", str(root / "tests" / "test_ci.py")]
+    done = subprocess.run(command, cwd=root, env=os.environ | {"TMPDIR": str(theirs), "PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode != 0 and "stopped early" in done.stderr + done.stdout
+    assert [p.name for p in theirs.iterdir()] == ["kept"] and (theirs / "kept").read_text(encoding="utf-8") == "mine"
+
+
 # The Python that the user gets
 
 

@@ -500,7 +500,7 @@ def test_quarto_is_preferred_and_called_on_the_staged_folder(tmp_path, monkeypat
     fake.parent.mkdir()
     fake.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{says}" "$@"\n', encoding="utf-8")  # a path after #! may have no space
     body = QUARTO.replace("layers.html#one", "layers.html")
-    says.write_text(f"import json, pathlib, sys\n"
+    says.write_text("import json, pathlib, sys\n"
                     f"pathlib.Path({str(tmp_path / 'call.json')!r}).write_text(json.dumps([sys.argv[1:], sorted(p.name for p in pathlib.Path().iterdir()), pathlib.Path('_quarto.yml').read_text()]))\n"
                     "print('\\x1b[33mWARN: something\\x1b[39m'); print('fine', flush=True); print('[WARNING] a div is unclosed', file=sys.stderr)\n"
                     "out = pathlib.Path('_docs'); out.mkdir()\n"

@@ -140,7 +140,7 @@ def test_a_seeded_sample_stands_alone(options: dict):
 def test_files_are_read_and_written_as_utf8(plain: tuple[str, str]):
     "karpathy/nanoGPT PR 429: files opened without an encoding. Every module imports and the sorter's file is read under LC_ALL=C, and no call leaves the encoding open."
     names = [m.name for m in pkgutil.iter_modules(minigpt.__path__)]
-    code = f"import importlib, locale, minigpt\nfor n in {names}: importlib.import_module('minigpt.' + n)\nprint(locale.getencoding())"
+    code = f"import importlib, locale, minigpt\nfor n in {names}: importlib.import_module('minigpt.' + n)\nminigpt.sorting.load_sorter()\nprint(locale.getencoding())"
     said = python(code, "-X", "utf8=0", program=plain[0], PYTHONPATH=plain[1], LC_ALL="C", PYTHONCOERCECLOCALE="0", PYTHONIOENCODING="utf-8")
     assert "UTF-8" not in said.upper(), "the process was to run without UTF-8"
     texts = {"read_text", "write_text"}
