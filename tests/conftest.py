@@ -10,7 +10,8 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 import tools.typecheck  # noqa: E402
-from tools.chapters import ONE_THREAD  # noqa: E402
+from forked import Forks  # noqa: E402
+from tools.chapters import ONE_THREAD, environment  # noqa: E402
 
 os.environ.update(ONE_THREAD)  # before torch is imported, here and in every process that a test starts
 
@@ -105,6 +106,14 @@ def pytest_terminal_summary(terminalreporter, config: pytest.Config) -> None:
 def root() -> Path:
     "The checkout. Tests read it and never change it."
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def forks():
+    "Runs programs that find what takes longest to import already there: as the notebooks are run, without the checkout on their path."
+    forks = Forks(["torch._dynamo", "sympy", "matplotlib.pyplot", "nbdev.test"], environment(ROOT, PYTHONPATH=""))
+    yield forks
+    forks.close()
 
 
 @pytest.fixture

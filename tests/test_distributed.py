@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from forked import Forks
 
 from minigpt.checkpoints import checkpoints, load_checkpoint, newest
 from minigpt.distributed import Team, process_group, share, team_model, team_step
@@ -24,17 +26,26 @@ def command(processes: int, *words: object) -> list[str]:
     return [sys.executable, *launcher, "-m", "minigpt", "train", "text", "--device", "cpu", *map(str, words)]
 
 
-def team(processes: int, *words: object) -> subprocess.CompletedProcess:
-    done = subprocess.run(command(processes, *words), capture_output=True, text=True, env=ENVIRONMENT, timeout=300)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return done
+@pytest.fixture
+def team(forks: Forks, root: Path):
+    "Runs the command in one process, or in several that find each other without a launcher."
+    def run(processes: int, *words: object) -> str:
+        with socket.create_server(("127.0.0.1", 0)) as free: port = free.getsockname()[1]
+        shared = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)} if processes > 1 else {}
+        environments = [ENVIRONMENT | {"PYTHONPATH": str(root), "RANK": str(rank), "LOCAL_RANK": str(rank)} | shared for rank in range(processes)]
+        done = forks.together([command(1, *words)[1:]] * processes, root, environments)
+        assert [one.returncode for one in done] == [0] * processes, done
+        return "".join(one.stdout for one in done)
+    return run
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("text") / "fox.txt"
-    path.write_text(TEXT)
-    return path
+def job(tmp_path_factory: pytest.TempPathFactory) -> list[object]:
+    "A text, and a model that learns it fast."
+    folder = tmp_path_factory.mktemp("job")
+    (folder / "fox.txt").write_text(TEXT)
+    (folder / "small.json").write_text('{"model": {"d_model": 32, "n_heads": 2, "n_layers": 1}}')
+    return ["--text", folder / "fox.txt", "--config", folder / "small.json", "--seed", 1]
 
 
 def apart(a: Path, b: Path) -> float:
@@ -42,18 +53,18 @@ def apart(a: Path, b: Path) -> float:
     return max((p - q).abs().max().item() for p, q in pairs)
 
 
-def test_two_processes_are_one_with_the_whole_batch(text: Path, tmp_path: Path):
+def test_two_processes_are_one_with_the_whole_batch(job: list[object], team, tmp_path: Path):
     "The weights after some steps agree; there is one log and one line for each measurement."
-    how = ["--text", text, "--steps", 6, "--every", 3, "--seed", 1]
+    how = [*job, "--steps", 6, "--every", 3]
     team(1, *how, "--out", tmp_path / "one")
-    said = team(2, *how, "--out", tmp_path / "two").stdout
+    said = subprocess.run(command(2, *how, "--out", tmp_path / "two"), check=True, stdout=subprocess.PIPE, text=True, env=ENVIRONMENT, timeout=300).stdout
     team(2, *how, "--accumulate", 3, "--out", tmp_path / "parts")
     assert apart(tmp_path / "one", tmp_path / "two") < 1e-6 and apart(tmp_path / "one", tmp_path / "parts") < 1e-6
     assert said.count("step 3:") == 1 and said.count("done:") == 1 and len((tmp_path / "two" / "log.csv").read_text().splitlines()) == 3
 
 
-def test_a_killed_worker_ends_the_run_and_any_number_goes_on(text: Path, tmp_path: Path):
-    how, out = ["--text", text, "--steps", 120, "--every", 40, "--save-every", 5, "--seed", 1], tmp_path / "run"
+def test_a_killed_worker_ends_the_run_and_any_number_goes_on(job: list[object], team, tmp_path: Path):
+    how, out = [*job, "--steps", 600, "--every", 200, "--save-every", 5], tmp_path / "run"
     process = subprocess.Popen(command(2, *how, "--out", out), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRONMENT)
     deadline = time.monotonic() + 120
     while not (out.exists() and checkpoints(out)):
@@ -65,11 +76,11 @@ def test_a_killed_worker_ends_the_run_and_any_number_goes_on(text: Path, tmp_pat
     _, said = process.communicate(timeout=120)
     assert process.returncode not in (0, None) and ("another process of this run has ended" in said or "SIGKILL" in said or "Signal 9" in said)
     at = load_checkpoint(newest(out)).step
-    assert 5 <= at < 120
+    assert 5 <= at < 600
     team(1, *how, "--out", out, "--resume")  # by another number of processes
-    assert load_checkpoint(newest(out)).step == 120
+    assert load_checkpoint(newest(out)).step == 600
     steps, losses = zip(*(map(float, line.split(",")[:2]) for line in (out / "log.csv").read_text().splitlines()[1:]))
-    assert steps == (40, 80, 120) and losses[-1] < losses[0]
+    assert steps == (200, 400, 600) and losses[-1] < losses[0]
 
 
 def test_a_batch_that_cannot_be_shared():

@@ -3,11 +3,11 @@
 import hashlib
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from forked import Forks
 
 from tools import chapters, notebooks
 
@@ -30,12 +30,12 @@ if __name__ == "__main__": nbdev_test.__wrapped__(sys.argv[2], n_workers=0, flag
 """
 
 
-def nbdev_test(notebook: Path, into: Path, flags: str = "") -> tuple[list[str], subprocess.CompletedProcess]:
+def nbdev_test(forks: Forks, notebook: Path, into: Path, flags: str = "") -> tuple[list[str], subprocess.CompletedProcess]:
     "Run `nbdev_test` on a notebook; return the ids of the cells that ran, and the process."
     into.mkdir()
     script, root = into.parent / "counted.py", notebook.parent.parent
     script.write_text(COUNTED, encoding="utf-8")
-    run = subprocess.run([sys.executable, script, into, notebook, flags], cwd=root, env=chapters.environment(root), capture_output=True, text=True)
+    run = forks.run([script, into, notebook, flags], root, chapters.environment(root))
     ran = into / notebook.name
     return json.loads(ran.read_text()) if ran.exists() else [], run
 
@@ -55,10 +55,10 @@ def state(root: Path) -> dict[str, str]:
     return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for folder in ("nbs", "minigpt") for p in (root / folder).iterdir() if p.is_file()}
 
 
-def check(notebook: Path, tmp_path: Path, summary: list[str], flags: str) -> None:
+def check(forks: Forks, notebook: Path, tmp_path: Path, summary: list[str], flags: str) -> None:
     root = notebook.parent.parent
     before, start = state(root), time.perf_counter()
-    ran, run = nbdev_test(notebook, tmp_path / "ran", flags)
+    ran, run = nbdev_test(forks, notebook, tmp_path / "ran", flags)
     seconds = time.perf_counter() - start
     assert run.returncode == 0, run.stdout + run.stderr
     code = {c["id"]: notebooks.split(c)[1].strip() for c in notebooks.read(notebook)["cells"] if c["cell_type"] == "code"}
@@ -73,14 +73,14 @@ LONGEST_FIRST = sorted(BOOK, key=lambda path: (path.stem not in ("06_sorting", "
 
 
 @pytest.mark.parametrize("notebook", LONGEST_FIRST, ids=lambda path: path.stem)
-def test_a_chapter_passes(notebook: Path, tmp_path: Path, summary: list[str]):
-    check(notebook, tmp_path, summary, "")
+def test_a_chapter_passes(forks: Forks, notebook: Path, tmp_path: Path, summary: list[str]):
+    check(forks, notebook, tmp_path, summary, "")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("notebook", LONGEST_FIRST, ids=lambda path: path.stem)
-def test_a_chapter_passes_with_its_slow_cells(notebook: Path, tmp_path: Path, summary: list[str]):
-    check(notebook, tmp_path, summary, "slow")
+def test_a_chapter_passes_with_its_slow_cells(forks: Forks, notebook: Path, tmp_path: Path, summary: list[str]):
+    check(forks, notebook, tmp_path, summary, "slow")
 
 
 def test_no_slow_cell_exports(root: Path):
@@ -98,19 +98,19 @@ def sample(root: Path, tmp_path: Path, source: str) -> Path:
 
 
 @pytest.mark.parametrize("source", ["#| hide\n1", "#| slow\n1"])
-def test_a_cell_that_runs_is_counted(root: Path, tmp_path: Path, source: str):
-    check(sample(root, tmp_path, source), tmp_path, said := [], "slow")
+def test_a_cell_that_runs_is_counted(forks: Forks, root: Path, tmp_path: Path, source: str):
+    check(forks, sample(root, tmp_path, source), tmp_path, said := [], "slow")
     assert "00_a, 1 cells ran" in said[0]
 
 
 @pytest.mark.parametrize("source, what", [("#| eval: false\n1", "a cell did not run"), ("assert 1 == 2", "assert 1 == 2"), ("open('new.txt', 'w').write('x')", "changed a file")])
-def test_a_run_that_proves_nothing_fails(root: Path, tmp_path: Path, source: str, what: str):
-    with pytest.raises(AssertionError, match=what): check(sample(root, tmp_path, source), tmp_path, [], "")
+def test_a_run_that_proves_nothing_fails(forks: Forks, root: Path, tmp_path: Path, source: str, what: str):
+    with pytest.raises(AssertionError, match=what): check(forks, sample(root, tmp_path, source), tmp_path, [], "")
 
 
-def test_an_empty_run_fails(root: Path, tmp_path: Path):
+def test_an_empty_run_fails(forks: Forks, root: Path, tmp_path: Path):
     made = sample(root, tmp_path, "1")
     nb = notebooks.read(made)
     nb["cells"].insert(0, {"cell_type": "raw", "id": "r", "metadata": {}, "source": ["---\n", "skip_exec: true\n", "---"]})
     made.write_text(notebooks.text(nb), encoding="utf-8")
-    with pytest.raises(AssertionError, match="a cell did not run"): check(made, tmp_path, [], "")
+    with pytest.raises(AssertionError, match="a cell did not run"): check(forks, made, tmp_path, [], "")

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
-from .syntax import (DOCUMENTED, PACKAGE, alias_name, bound_names, called_name, changed_names, digest, dump, imports_of, mentioned, outer, strings,
-                     used_names, without_docstrings)
+from .syntax import (DOCUMENTED, PACKAGE, alias_name, bound_names, called_name, changed_names, digest, imports_of, mentioned, nodes, outer, strings,
+                     tree_hash, used_names, without_docstrings)
 
 HARMLESS = {"dataclass", "cache", "contextmanager"}  # decorators that do nothing but to what they decorate
 REFLECTIVE = {"globals", "vars", "eval", "exec"}  # whoever calls these may need anything of its module
@@ -54,7 +54,7 @@ class Modules:
         folder = root / PACKAGE
         self.trees = {p.stem: without_docstrings(ast.parse(p.read_text(encoding="utf-8")), module=True)
                       for p in sorted(folder.glob("*.py")) if p.stem != "_modidx" and not p.name.startswith(".")}
-        self.hashes = {name: digest(dump(tree)) for name, tree in self.trees.items()}
+        self.hashes = {name: tree_hash(tree) for name, tree in self.trees.items()}
         self.data = {p.name: hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.glob("*")) if p.is_file() and p.suffix not in (".py", ".pyc", ".typed") and p.name[0] != "."}
         self.files = set(self.data) | {text for tree in self.trees.values() for text in strings(tree) if re.fullmatch(r"\w+\.safetensors", text)}
         self.binds = {name: bound_names(tree) for name, tree in self.trees.items()}
@@ -73,7 +73,7 @@ class Modules:
         the module. `inside` says that the code stands in the package itself, so that `from .` means it."""
         found: set[tuple[str, str]] = set()
         packages: set[str] = set()
-        for node in ast.walk(tree):
+        for node in nodes(tree):
             if isinstance(node, ast.Import):
                 for alias in node.names:
                     package, _, module = alias.name.partition(".")
@@ -112,8 +112,8 @@ class Modules:
     def through_package(self, tree: ast.AST, packages: set[str]) -> set[tuple[str, str]]:
         "What is reached as attributes of the package; the bare package stands for all of it."
         if not packages: return set()
-        attributes = [n for n in ast.walk(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in packages]
-        bare = sum(isinstance(n, ast.Name) and n.id in packages for n in ast.walk(tree)) - len(attributes)
+        attributes = [n for n in nodes(tree) if isinstance(n, ast.Attribute) and isinstance(n.value, ast.Name) and n.value.id in packages]
+        bare = sum(isinstance(n, ast.Name) and n.id in packages for n in nodes(tree)) - len(attributes)
         return self.whole(self.trees) if bare else set().union(*(self.member("", n.attr) for n in attributes))
 
     def in_strings(self, tree: ast.AST) -> set[tuple[str, str]]:
@@ -152,7 +152,7 @@ class Modules:
             for i, statement in enumerate(self.statements[module]):
                 if name in ("*", *statement.binds) or module == "__init__" or statement.acts:
                     one = statement.only(name) if statement.imports and name in statement.binds and not statement.acts else statement.tree
-                    found.add((module, i, digest(dump(one))))
+                    found.add((module, i, tree_hash(one)))
                     more |= self.reached(one, inside=True) if module != "__init__" else set()
                     if not statement.imports: more |= {(module, n) for n in statement.names if n in self.binds[module]}
                     if statement.names & REFLECTIVE: more.add((module, "*"))

@@ -3,10 +3,25 @@
 import ast
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import wraps
 
 PACKAGE = "minigpt"
 DOCUMENTED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+
+
+def remembered(look: Callable) -> Callable:
+    "Keep with a tree what was found out about it: the same definitions are asked after for every slow cell. Trees do not change once they are read."
+    @wraps(look)
+    def found(tree: ast.AST) -> object:
+        kept = vars(tree).setdefault("found", {})
+        if look.__name__ not in kept: kept[look.__name__] = look(tree)
+        return kept[look.__name__]
+    return found
+
+
+@remembered
+def nodes(tree: ast.AST) -> list[ast.AST]: return list(ast.walk(tree))
 
 
 # The canonical form of code
@@ -58,6 +73,10 @@ def parse(code: str) -> tuple[list[str], ast.Module]:
     except SyntaxError: return [code], ast.parse("")
 
 
+@remembered
+def tree_hash(tree: ast.AST) -> str: return digest(dump(tree))
+
+
 def digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
@@ -65,6 +84,7 @@ def digest(*parts: str) -> str:
 # Names: who binds what, and who uses it
 
 
+@remembered
 def bound_names(tree: ast.AST) -> set[str]:
     "Names that running this code gives a value; what is bound inside functions is theirs."
     names: set[str] = set()
@@ -76,6 +96,7 @@ def bound_names(tree: ast.AST) -> set[str]:
     return names
 
 
+@remembered
 def changed_names(tree: ast.AST) -> set[str]:
     "Names whose value this code may change in place: `a` of `a.b = 1`, of `a[0] += 1` and of the statement `a.b.c()`."
     names: set[str] = set()
@@ -111,19 +132,21 @@ def imports_of(tree: ast.Module) -> set[str]:
 
 def used_names(tree: ast.AST, magics: Iterable[str] = ()) -> set[str]:
     words = {word for line in magics for word in line.replace(".", " ").split() if word.isidentifier()}
-    return words | {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+    return words | {node.id for node in nodes(tree) if isinstance(node, ast.Name)}
 
 
+@remembered
 def mentioned(tree: ast.AST) -> set[str]:
     "Names by which this code could reach for something: bare, as attributes, imported, in a string, or in a program in a string."
-    found = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} | {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
-    found |= {alias.name for node in ast.walk(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
+    found = {node.id for node in nodes(tree) if isinstance(node, ast.Name)} | {node.attr for node in nodes(tree) if isinstance(node, ast.Attribute)}
+    found |= {alias.name for node in nodes(tree) if isinstance(node, (ast.Import, ast.ImportFrom)) for alias in node.names}
     programs = [text for text in strings(tree) if PACKAGE in text and "import" in text]
     return found | {text for text in strings(tree) if text.isidentifier()} | {word for text in programs for word in re.findall(r"\w+|\*", text)}
 
 
+@remembered
 def strings(tree: ast.AST) -> set[str]:
-    return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    return {node.value for node in nodes(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 
 
 def called_name(call: ast.Call) -> str:
