@@ -11,6 +11,7 @@ sys.path.insert(0, str(ROOT))
 
 import tools.typecheck  # noqa: E402
 from forked import Forks  # noqa: E402
+from shapes import unenforced  # noqa: E402
 from tools.chapters import ONE_THREAD, environment  # noqa: E402
 
 os.environ.update(ONE_THREAD)  # before torch is imported, here and in every process that a test starts
@@ -86,9 +87,7 @@ def same_start(request: pytest.FixtureRequest):
     "Every test starts from the same seed and dtype; shapes in signatures are checked unless it is marked `unenforced`."
     torch.manual_seed(0)
     torch.set_default_dtype(torch.float32)
-    jaxtyping.config.update("jaxtyping_disable", request.node.get_closest_marker("unenforced") is not None)
-    yield
-    jaxtyping.config.update("jaxtyping_disable", False)
+    with unenforced(request.node.get_closest_marker("unenforced") is not None): yield
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from minigpt.model import GPT
 from minigpt.speed import fused
 from minigpt.training import train_step
 
+pytestmark = pytest.mark.unenforced  # what is checked here is the program, whose messages are our own
 TEXT = "The quick brown fox jumps over the lazy dog.\n" * 60
 SMALL = '{"model": {"d_model": 16, "n_heads": 2, "n_layers": 1}}'
 
@@ -149,7 +150,6 @@ def test_weights_in_bfloat16_are_never_those_of_an_earlier_step(tmp_path: Path):
     assert not torch.is_autocast_enabled("cpu")
 
 
-@pytest.mark.unenforced
 def test_a_compiled_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     "Compiled by the backend that needs no compiler: the same training, and a checkpoint of the plain model."
     compile = torch.compile
@@ -195,7 +195,6 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path):
     (["train", "sort", "--steps", "9", "--resume", "--out", "DIR/done"], ["settings steps was 2 and is 9 now", "resume"]), (["train", "add", "--steps", "2", "--resume", "--out", "DIR/done"], ["job"]),
     (["train", "sort", "--steps", "2", "--seed", "1", "--resume", "--out", "DIR/done"], ["seed"]), (["sample", "DIR/done", "--tokens", "-1", "--prompt", "3"], ["n_tokens", "-1"]),
 ])
-@pytest.mark.unenforced
 def test_one_sentence(done: Path, words: list[str], parts: list[str], capsys: pytest.CaptureFixture):
     (done / "short.txt").write_text("too short")
     (done / "empty.txt").write_text("")
@@ -428,7 +427,6 @@ def test_the_version_of_both(capsys: pytest.CaptureFixture):
     assert caught.value.code == 0 and capsys.readouterr().out == f"minigpt {minigpt_version}, torch {torch.__version__}\n"
 
 
-@pytest.mark.unenforced
 @pytest.mark.parametrize("said, parts", [
     ({"settings": {"betas": [0.9]}}, ["settings", "betas must be two numbers"]), ({"settings": {"lr": "1e-3"}}, ["settings", "lr must be a number", "'1e-3'"]),
     ({"model": {"dropout": None}}, ["model", "dropout must be a number", "None"]), ({"model": 3}, ["'model' must be an object", "3"]), ({"settings": []}, ["'settings' must be an object", "[]"]),

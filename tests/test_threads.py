@@ -12,6 +12,7 @@ from minigpt.model import GPT, GPTConfig, attention_maps, evaluating, exclusive,
 from minigpt.speed import fast_cached
 from minigpt.training import TrainConfig, train
 
+pytestmark = pytest.mark.unenforced
 CONFIG = GPTConfig(11, 16, 16, 2, 2, dropout=0.5)
 
 
