@@ -27,17 +27,19 @@ SUMMARY = pytest.StashKey[list[str]]()
 TEMPORARY = pytest.StashKey[str]()
 
 # The quick checks of the checkout come first: what they find explains what fails later. Then what takes longest, so that no
-# worker is left with it at the end. `make test-fast` leaves the long ones out.
+# worker is left with it at the end. `make test-fast` leaves the long ones out, and single tests of others that are marked so.
 FIRST = ("test_lint", "test_stamps", "test_sync", "test_readme", "test_directives")
-LONG = ("test_notebooks", "test_browser", "test_site", "test_types", "test_cli", "test_package", "test_distributed", "test_properties", "test_traps", "test_speed", "test_language",
-        "test_sorting", "test_threads", "test_reference", "test_grokking", "test_training", "test_checkpoints", "test_ablations", "test_rotary", "test_addition", "test_watch", "test_devices")
+LONG = ("test_notebooks", "test_browser", "test_cli", "test_watch", "test_site", "test_distributed", "test_traps", "test_package", "test_language", "test_types",
+        "test_speed", "test_sorting", "test_training", "test_threads", "test_devices", "test_checkpoints", "test_addition", "test_grokking", "test_ablations", "test_rotary",
+        "test_gpt2", "test_properties", "test_reference")
+ORDER = (*LONG, "test_cache")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     "Set the order, mark what is long, and keep each module's tests, which share fixtures, in one worker; but notebooks are run one by one."
     def place(item: pytest.Item) -> int:
         name = item.path.stem
-        return FIRST.index(name) - len(FIRST) if name in FIRST else LONG.index(name) if name in LONG else len(LONG)
+        return FIRST.index(name) - len(FIRST) if name in FIRST else ORDER.index(name) if name in ORDER else len(ORDER)
 
     items.sort(key=place)
     for item in items:

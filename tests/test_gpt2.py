@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 
 from minigpt import generate
@@ -14,10 +13,11 @@ from minigpt.gpt2 import GPT2, SMALLEST, costs, empty, from_gpt2, load_gpt2, to_
 from minigpt.model import GPT, GPTConfig, next_token_loss
 from minigpt.speed import fast_cached, fused
 
-transformers.logging.set_verbosity_error()
 
 
-def theirs(dtype: torch.dtype = torch.float32, **sizes) -> transformers.GPT2LMHeadModel:
+def theirs(dtype: torch.dtype = torch.float32, **sizes) -> torch.nn.Module:
+    import transformers  # takes seconds, also where no test of this file is run
+    transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
     small = {"vocab_size": 31, "n_positions": 64, "n_embd": 48, "n_layer": 2, "n_head": 3, "bos_token_id": 0, "eos_token_id": 0, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**small | sizes)).to(dtype).eval()

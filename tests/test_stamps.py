@@ -292,6 +292,7 @@ def test_a_run_stores_outputs_records_and_stamps(ran: Path):
     assert '"execution_count": null' in text and text == notebooks.text(notebooks.read(path))
 
 
+@pytest.mark.long
 def test_only_what_is_stale_runs_and_slow_outputs_are_kept(ran: Path):
     path = ran / "nbs" / "02_second.ipynb"
     nb = notebooks.read(path)
@@ -352,12 +353,14 @@ def test_a_timed_cell_that_fails_lets_the_others_go_on():
     asyncio.run(asyncio.wait_for(story(), 10))
 
 
+@pytest.mark.long
 def test_equal_code_gives_equal_files(ran: Path):
     first = {p.name: p.read_bytes() for p in notebooks.paths(ran)}
     chapters.make(ran, refresh=True, say=lambda _: None)
     assert {p.name: p.read_bytes() for p in notebooks.paths(ran)} == first
 
 
+@pytest.mark.long
 def test_equal_code_gives_equal_figures(project: Path):
     path = project / "nbs" / "90_pictures.ipynb"
     made = []
@@ -367,6 +370,7 @@ def test_equal_code_gives_equal_figures(project: Path):
     assert b"<svg" in made[0] and made[0] == made[1]
 
 
+@pytest.mark.long
 def test_a_failing_chapter_is_left_as_it_was(ran: Path):
     path = ran / "nbs" / "01_first.ipynb"
     edit(path, "return 1", "return 1 / 0")
@@ -375,6 +379,7 @@ def test_a_failing_chapter_is_left_as_it_was(ran: Path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.long
 def test_a_dying_kernel_is_one_sentence(ran: Path):
     path = ran / "nbs" / "01_first.ipynb"
     edit(path, "return 1", "return __import__('os')._exit(3)")

@@ -227,7 +227,7 @@ def make(root: Path, only: Collection[str] = (), slow: str = "stale", refresh: b
     if changed: say(f"exported: {', '.join(changed)}")
     for attempt in range(3):
         everything = refresh and attempt == 0
-        todo = [c for c in stamps.book(root) if (not only or c.name in only) and (everything or c.why_stale(slow=slow != "none"))]
+        todo = [c for c in stamps.book(root, only=only) if everything or c.why_stale(slow=slow != "none")]
         if not todo: return say("every chapter is up to date")
         if attempt == 2: raise Failed(f"still out of date after two runs: {', '.join(c.name for c in todo)}. Does a cell write what the chapter depends on?")
         say(f"running {', '.join(c.name for c in todo)}")

@@ -14,7 +14,7 @@ What is stored, in metadata that `nbdev_clean` keeps:
 """
 
 import ast
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import cached_property
 from importlib.metadata import version
 from pathlib import Path
@@ -153,11 +153,11 @@ class Chapter:
         return found
 
 
-def book(root: Path, torch: str | None = None) -> list[Chapter]:
-    "The chapters of the book, read afresh."
+def book(root: Path, torch: str | None = None, only: Collection[str] = ()) -> list[Chapter]:
+    "The chapters of the book, or those of these names, read afresh."
     modules = Modules(root)
     torch = (torch or version("torch")).split("+")[0]
-    return [Chapter(path, modules, torch) for path in notebooks.paths(root)]
+    return [Chapter(path, modules, torch) for path in notebooks.paths(root) if not only or path.stem in only]
 
 
 def problems(root: Path) -> list[str]:
