@@ -14,7 +14,7 @@ book: environment ## bring the book up to date: run stale chapters, write README
 	@$(PY) -m tools book
 
 # Two workers share the tests, each with one thread; a module's tests stay together.
-TOGETHER := -n 2 --dist loadgroup --no-loadscope-reorder
+TOGETHER := -n 2 --dist loadfile --no-loadscope-reorder
 
 test: environment ## run everything that proves the book, except what is slow
 	@$(PY) -m pytest $(TOGETHER)

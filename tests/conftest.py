@@ -36,7 +36,7 @@ ORDER = (*LONG, "test_cache")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    "Set the order, mark what is long, and keep each module's tests, which share fixtures, in one worker; but notebooks are run one by one."
+    "Set the order and mark what is long."
     def place(item: pytest.Item) -> int:
         name = item.path.stem
         return FIRST.index(name) - len(FIRST) if name in FIRST else ORDER.index(name) if name in ORDER else len(ORDER)
@@ -44,7 +44,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=place)
     for item in items:
         if item.path.stem in LONG: item.add_marker("long")
-        if item.path.stem != "test_notebooks": item.add_marker(pytest.mark.xdist_group(item.path.stem))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log):
+    """Keep each module's tests, which share fixtures, in one worker; but notebooks are run one by one. This is not left to groups:
+    pytest-xdist 3.8 writes a test's group into a field that pytest 9.2 no longer reads, and then every test is a group of its own."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByModule(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str: return nodeid if "test_notebooks" in nodeid else super()._split_scope(nodeid)
+
+    return ByModule(config, log)
 
 
 def is_worker(config: pytest.Config) -> bool: return hasattr(config, "workerinput")
